@@ -106,7 +106,6 @@ docs: $(READY)
 docs-serve: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
-# With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two minutes).
 figures: $(READY)
 	$(BIN)/python scripts/figures.py
 

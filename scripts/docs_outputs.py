@@ -27,7 +27,8 @@ LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?", re.DOTALL)
 
 NO_PROSE = re.compile(
-    r"<!-- (?P<kind>record|names of|commands): .*?<!-- /(?P=kind) -->|^ *```.*?^ *```|<!--.*?-->",
+    r"<!-- (?P<kind>record|names of|commands|figure|picture): [^\n]*?(?:: (?P<alt>[^\n]*?))? -->.*?<!-- /(?P=kind) -->"
+    r"|^ *```.*?^ *```|<!--.*?-->",
     re.DOTALL | re.MULTILINE,
 )
 GENERATED = ("models.md",)
@@ -80,10 +81,13 @@ def too_large(page: Path) -> list[str]:
 
 
 def words() -> dict[str, int]:
-    """Return the words of each page, which contain a letter: not those of code, comments and generated tables."""
+    """Return the words of each page: parts between spaces that contain a letter, outside code and comments.
+
+    Generated tables do not count, and the description of a figure counts once.
+    """
     texts = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
     return {
-        name: sum(any(map(str.isalpha, word)) for word in NO_PROSE.sub("", text).split())
+        name: sum(any(map(str.isalpha, word)) for word in NO_PROSE.sub(lambda of: of["alt"] or "", text).split())
         for name, text in texts.items()
     }
 

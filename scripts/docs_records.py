@@ -1,10 +1,13 @@
-"""Write tables of benchmarks/results, of names and of commands into README and docs/, between their marks.
+"""Write tables of benchmarks/results, of names and of commands, and figures into README and docs/, between their marks.
 
-A table of a record stands between `<!-- record: NAME -->` and `<!-- /record -->`.
+A table of a record stands between `<!-- record: NAME -->` and `<!-- /record -->`, a figure of scripts/figures.py in all
+its versions between `<!-- figure: PATH: DESCRIPTION -->` and `<!-- /figure -->`, a still of the explorer's picture
+(scripts/explorer_stills.py), which the site replaces with the picture, in the same way after `picture`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import runpy
@@ -25,20 +28,36 @@ from ropewalk.statistics import mean_and_interval, plus_minus
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README, DOCS = ROOT / "benchmarks" / "results", ROOT / "README.md", ROOT / "docs"
 MARKS = re.compile(
-    r"<!-- (?P<kind>record|names of|commands): (?P<what>[\w -]+) -->(?P<table>.*?)<!-- /(?P=kind) -->", re.DOTALL
+    r"<!-- (?P<kind>record|names of|commands|figure|picture): (?P<what>[\w ./-]+?)(?:: (?P<alt>.*?))? -->"
+    r".*?<!-- /(?P=kind) -->",
+    re.DOTALL,
 )
 Record = dict[str, Any]
 
 
 def with_tables(markdown: str) -> str:
-    """Return a page with new tables between its marks; raise KeyError for an unknown name."""
+    """Return a page with new tables and figures between its marks; raise KeyError for an unknown name."""
 
     def drawn(found: re.Match[str]) -> str:
-        kind, what = found["kind"], found["what"]
-        text = TABLES[what]() if kind == "record" else names_table(what) if kind == "names of" else commands()
-        return f"<!-- {kind}: {what} -->\n\n{text}\n\n<!-- /{kind} -->" if text else found[0]
+        kind, what, alt = found["kind"], found["what"], found["alt"]
+        if kind in ("figure", "picture"):
+            text = figure(what, alt) if kind == "figure" else figure(what, alt, [""], "png")
+        else:
+            text = TABLES[what]() if kind == "record" else names_table(what) if kind == "names of" else commands()
+        head = found[0].partition("-->")[0]
+        return f"{head}-->\n\n{text}\n\n<!-- /{kind} -->" if text else found[0]
 
     return MARKS.sub(drawn, markdown)
+
+
+def figure(path: str, alt: str, sizes: Sequence[str] = ("-narrow", "-wide"), kind: str = "svg") -> str:
+    """Return an image for each width and colour scheme of a page."""
+    sources = []
+    for size, scheme in itertools.product(sizes, ("dark", "light")):
+        terms = ["(max-width: 44.9em)"] * (size == "-narrow") + ["(prefers-color-scheme: dark)"] * (scheme == "dark")
+        sources.append(f'  <source media="{" and ".join(terms)}" srcset="{path}{size}-{scheme}.{kind}">')
+    image = f'  <img src="{path}{sizes[-1]}-light.{kind}" alt="{alt}">'
+    return "\n".join(["<picture>", *sources[:-1], image, "</picture>"])
 
 
 def document(name: str) -> Any:
@@ -125,7 +144,14 @@ def league(model: str) -> str:
         share = counts[0][0] / counts[0][1] if counts[0][1] else 0.0
         found.append((share, [name, *cells, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]))
     rows = [cells for _, cells in sorted(found, key=lambda one: -one[0])]
-    heads = ["method", "finds beyond (chance 1 in 4)", "near", "loss less crop's", "cost", "seconds a window"]
+    heads = [
+        "method",
+        "finds beyond (chance 1 in 4)",
+        "near",
+        "extra loss against a cut prompt",
+        "cost",
+        "seconds a window",
+    ]
     return f"{table(heads, rows)}\n\n{where(runs[0]['environment'])}; {runs[0]['environment']['dtype']}."
 
 
@@ -139,7 +165,7 @@ def tasks() -> str:
          *(f"{one[method]['found']} of {one[method]['asked']}" for one in outcomes.values())]
         for method in values["smollm2"]["loss"]
     ]  # fmt: skip
-    heads = ["method", "SmolLM2: far facts", "loss less crop's", *(n.replace("smollm2", "SmolLM2") for n in outcomes)]
+    heads = ["method", "SmolLM2: far facts", "extra loss", *(n.replace("smollm2", "SmolLM2") for n in outcomes)]
     found = []
     for measure, by_predictor in result["predictors"].items():
         for predictor, one in by_predictor.items():

@@ -19,11 +19,13 @@ from nbformat import v4
 from ropewalk.figures.explorer import explorer_data, explorer_page
 from ropewalk.figures.explorer_model import packed_model
 
+FRAMED = ("sentence", "add", "clocks", "sum", "past")  # pictures of the explorer that stand on pages
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
 PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(([^)]+\.png)\)\]\([^)]*\)$", re.MULTILINE)
 PAGE = re.compile(r"\]\(((?:\.\./)*[\w./-]+\.md)(#[\w-]+)?\)")
 BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])")
+EXPLORER = re.compile(r"\]\(((?:\.\./)*)explorer\.md#(?!figures)")  # a picture; on GitHub, the page about them
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
@@ -33,7 +35,9 @@ def on_files(files: Any, *, config: Any) -> Any:
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
-    files.append(File.generated(config, "explorer/clocks.html", content=explorer_page({"only": "clocks"})))
+    for name in FRAMED:
+        page = explorer_page({"only": name}, packed_model() if name == "past" else "")
+        files.append(File.generated(config, f"explorer/{name}.html", content=page))
     for lesson in sorted(LESSON.glob("*.md")):
         made = nbformat.writes(notebook(lesson))
         files.append(File.generated(config, f"lesson/{lesson.stem}.ipynb", content=made))
@@ -45,8 +49,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.file.src_uri.startswith("lesson/"):
         head, rest = markdown.split("\n", 1)
         markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
-    markdown = MARKS.sub(lambda of: all_names(of["what"]) if of["kind"] == "names of" else of[0], markdown)
+    markdown = MARKS.sub(_of_the_site, markdown)
     markdown = FRONT.sub(_by_scheme, markdown)
+    markdown = EXPLORER.sub(r"](\1explorer/index.html#", markdown)
     return RECORD.sub(lambda found: f"]({found[1].removeprefix('../')}results/", markdown)
 
 
@@ -56,6 +61,17 @@ def on_page_content(html: str, **_: Any) -> str:
     return head + calls + CODE.sub(lambda found: BREAKS.sub(r"\g<0><wbr>", found[0]), rest)
 
 
+def _of_the_site(found: re.Match[str]) -> str:
+    """Return the reference in place of a table of names, and the explorer's picture in place of its still."""
+    if found["kind"] == "names of":
+        return all_names(found["what"])
+    if found["kind"] == "picture":
+        folder, _, name = found["what"].rpartition("figures/picture-")
+        source = f"{folder}explorer/{name}.html"
+        return f'<iframe class="picture" src="{source}" title="{found["alt"]}" loading="lazy"></iframe>'
+    return found[0]
+
+
 def _by_scheme(found: re.Match[str]) -> str:
     """Return a picture once for light and once for dark: the page's own switch decides, not the system."""
     sources = re.findall(r'<source media="(.*?)" srcset="(.*?)">', found[0])
@@ -63,7 +79,7 @@ def _by_scheme(found: re.Match[str]) -> str:
     for scheme in ("light", "dark"):
         own = [(media, file) for media, file in sources if "max-width" in media and scheme in file]
         narrow = "".join(f'<source media="{media.split(" and ")[0]}" srcset="{file}">' for media, file in own)
-        image = re.search(r"<img .*?>", found[0], re.DOTALL)[0].replace("-light.svg", f"-{scheme}.svg")  # type: ignore[index]
+        image = re.search(r"<img .*?>", found[0], re.DOTALL)[0].replace("-light.", f"-{scheme}.")  # type: ignore[index]
         pictures.append(f'<picture class="only-{scheme}">{narrow}{image}</picture>')
     return f"<p>{''.join(pictures)}</p>"
 
@@ -100,12 +116,17 @@ def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
         return
     pictures: dict[str, Any] = {}
 
-    def inside(found: re.Match[str]) -> str:
-        file = (page.parent / found[2]).resolve()
+    def inside(name: str, alt: str) -> str:
+        file = (page.parent / name).resolve()
         pictures[file.name] = {"image/png": base64.b64encode(file.read_bytes()).decode("ascii")}
-        return f"![{found[1]}](attachment:{file.name})"
+        return f"![{alt}](attachment:{file.name})"
 
-    text = PICTURE.sub(inside, text.strip())
+    def of_mark(found: re.Match[str]) -> str:
+        still = "-light" * (found["kind"] == "picture")
+        return inside(f"{found['what']}{still}.png", found["alt"]) if found["alt"] else found[0]
+
+    text = EXPLORER.sub(r"](\1explorer/index.html#", text)
+    text = MARKS.sub(of_mark, PICTURE.sub(lambda found: inside(found[2], found[1]), text.strip()))
     text = PAGE.sub(lambda found: f"]({found[1].removesuffix('.md')}.html{found[2] or ''})", text)  # as in the site
     yield v4.new_markdown_cell(text, **({"attachments": pictures} if pictures else {}))
 

@@ -9,6 +9,7 @@ methods run in ropewalk's Decoder, all else in transformers with a rotary module
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +27,8 @@ from ropewalk import scaling
 from ropewalk.checkpoints.load import load
 from ropewalk.figures.explorer import rule_of
 from ropewalk.figures.explorer_model import model_header, packed_model
+from ropewalk.figures.material import frequencies
+from ropewalk.figures.pairs import never_seen
 from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
@@ -55,6 +59,7 @@ def formulas() -> dict[str, Any]:
         "rules": [case for rule in RULES for case in _rule_cases(rule)],
         "rotations": list(_rotations()),
         "rows": list(_rows()),
+        "unseen": list(_unseen()),
     }
 
 
@@ -117,6 +122,17 @@ def _rows() -> Any:
         yield {"segments": segments, "positions": positions.tolist()}
 
 
+def _unseen() -> Any:
+    """Yield which pairs of the built-in model have angles that training never showed, without and with YaRN."""
+    rope = load("tiny").config.rope
+    trained = rope.trained_length
+    for rule in (None, scaling.YaRN(2.0, trained)):
+        scaled = dataclasses.replace(rope, scaling=rule)
+        for position in (200, 257, 300, 400, 511):
+            shown = never_seen(frequencies(scaled), frequencies(rope), trained, np.array([position]))
+            yield {"rule": rule_of(scaled), "position": position, "pairs": np.flatnonzero(shown[0]).tolist()}
+
+
 # -- the model --------------------------------------------------------------------------------------------------------
 
 TEXTS = (
@@ -145,8 +161,8 @@ def settings() -> Iterator[tuple[str, int, dict[str, Any]]]:
     for name, method in METHODS.items():
         if not (method.keeps_own or method.crops or name == "plain"):
             yield long, 400 if name == "dca" else 270, {"method": name, "target": 512}
-    yield far, 390, {"method": "yarn", "target": 1024, "shift": 5_000}
-    yield far, 390, {"method": "self-extend", "target": 1024, "shift": 5_000}
+    yield far, 330, {"method": "yarn", "target": 1024, "shift": 5_000}
+    yield far, 330, {"method": "self-extend", "target": 1024, "shift": 5_000}
 
 
 def model() -> dict[str, Any]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,8 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.figures.material import Array, described, frequencies, rotary_model, shown_name, theta_of, windows
+from ropewalk.figures.explorer import numbers
+from ropewalk.figures.material import Array, described, frequencies, theta_of, windows
 from ropewalk.models.encodings import Sizes, sinusoidal_table, t5_bucket
 from ropewalk.rope.pairing import Pairing, pairing_order
 from ropewalk.statistics import mean_and_interval
@@ -127,20 +126,24 @@ def biases_numbers(heads: int = 8, longest: int = 128) -> dict[str, Any]:
     }
 
 
-def pairing_numbers(head_dim: int = 8, models: Sequence[str] = (), texts: int = 8, tokens: int = 256) -> dict[str, Any]:
+def pairing_numbers(head_dim: int = 8) -> dict[str, Any]:
     """Return the features of each pair in both conventions, and the loss of models with the right and wrong one.
 
-    By default of "tiny" and of the model that $ROPEWALK_SMOLLM2 names.
+    The losses are those of the explorer (`pairings` of scripts/explorer_numbers.py).
     """
-    smollm2 = os.environ.get("ROPEWALK_SMOLLM2")
-    named = tuple(models) or ("tiny", *([smollm2] if smollm2 else []))
+    measured = numbers("pairings")
     return {
         "pairs": {name: pairs_of(head_dim, name == "interleaved") for name in ("interleaved", "half-split")},
-        "losses": {shown_name(name): losses(rotary_model(name), texts, tokens) for name in named},
-        "note": f"Mean over {texts} windows of {tokens} tokens of Moby-Dick; whiskers: 95 % interval of the paired "
+        "losses": {
+            model["model"].replace(" (", "\n(").replace("SmolLM2 ", "SmolLM2\n"): {
+                "uniform": model["uniform"], "bars": {case["name"]: tuple(case["loss"]) for case in model["cases"]},
+            }
+            for model in measured
+        },
+        "note": f"Mean over {measured[0]['note']}; whiskers: 95 % interval of the paired "
         "difference to its own pairing; dotted: every token equally likely.\n"
         "Converted: the rows of q and k reordered by convert_pairing, and run in the other pairing.",
-    }
+    }  # fmt: skip
 
 
 def pairs_of(head_dim: int, interleaved: bool) -> list[tuple[int, int]]:
@@ -270,51 +273,20 @@ TABLE = Path(__file__).with_name("learned_table.npz")
 """A learned table of positions `[256, 128]`, with the settings of its training."""
 
 
-def clocks_numbers(
-    rope: rw.RopeConfig, *, pairs: Sequence[int] = (), positions: int = 9, position: int = 256
-) -> dict[str, Any]:
-    """Return what `clocks` draws.
-
-    "circles", by pair (x, y) of each position; "radians_per_token", by pair; "turns" `[pairs]` and "hands", (x, y) of
-    every pair, at `position`.
-    """
-    inv_freq = frequencies(rope, position + 1)
-    shown = pairs or [len(inv_freq) * eighth // 8 for eighth in (0, 1, 2, 4)]
-    angles = np.outer(inv_freq[list(shown)], np.arange(positions))
-    at = inv_freq * position
-    return {
-        "circles": {pair: (np.cos(row), np.sin(row)) for pair, row in zip(shown, angles, strict=True)},
-        "radians_per_token": {pair: float(inv_freq[pair]) for pair in shown},
-        "position": position,
-        "turns": at / (2 * np.pi),
-        "hands": (np.cos(at), np.sin(at)),
-        "note": described(rope),
-    }
-
-
 def tables_numbers(rope: rw.RopeConfig) -> dict[str, Any]:
-    """Return what `tables` draws; the sinusoidal table and the angles have the size of the learned one.
-
-    "sinusoidal" and "learned" `[positions, features]`; "angles" `[positions, pairs]`, radians; "learned_most", the
-    value at which the colours of the learned table end; "alike", by table the cosines between rows.
-    """
+    """Return what `tables` draws: "alike", by table the cosines between its rows, as many as the learned one has."""
     table, source = learned_table()
     positions, hidden = table.shape
     sinusoidal = sinusoidal_table(torch.arange(positions), hidden, rope.theta).numpy()
     angles = np.outer(np.arange(positions), frequencies(rope, positions))
     return {
-        "sinusoidal": sinusoidal,
-        "angles": angles,
-        "learned": table,
-        "learned_most": float(np.quantile(np.abs(table), 0.99)),
         "alike": {
-            "sinusoidal": alike(sinusoidal),
+            "sinusoidal, added": alike(sinusoidal),
             "RoPE": alike(np.concatenate([np.cos(angles), np.sin(angles)], axis=1)),
-            "learned": alike(table - table.mean(0)),
+            "learned, added": alike(table - table.mean(0)),
         },
-        "note": f"theta {theta_of(rope)}; sinusoidal and learned: {hidden} features; RoPE: head_dim {rope.head_dim}. "
-        f"Learned table {source}:\nits colours end at the 99th percentile, and its mean over positions is subtracted "
-        "before the cosine.",
+        "note": f"theta {theta_of(rope)}; sinusoidal and learned: {hidden} features; RoPE: head_dim {rope.head_dim}.\n"
+        f"Learned table {source}; its mean over positions is subtracted.",
     }
 
 

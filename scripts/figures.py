@@ -2,9 +2,9 @@
 
     python scripts/figures.py [--out FOLDER] [NAME ...]
 
-Each figure of the lesson is written into docs/figures, or into FOLDER, as .png and .svg: `NAME(**numbers)` draws what
-`NAME_numbers` of figure_numbers.py returns. With ROPEWALK_SMOLLM2 set, `pairing` also measures that model (two
-minutes). `comparison` is drawn from benchmarks/results/compare.jsonl.
+Each figure of the lesson is written into docs/figures, or into FOLDER, as NAME.png for notebooks and as an SVG for each
+page, NAME-wide-light.svg to NAME-narrow-dark.svg: `NAME(**numbers)` draws what `NAME_numbers` of figure_numbers.py
+returns. `comparison` is drawn from benchmarks/results/compare.jsonl.
 
 `front` is the figure of the README and of the site's first page, from the record of the league: how many facts does a
 model find, by how far back they were told? It is written into docs/assets/front-*.svg, without a background and with
@@ -14,10 +14,12 @@ text as outlines, and into benchmarks/results/league.png, with one. The descript
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,10 @@ import figure_numbers as of
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Circle, FancyBboxPatch, Rectangle, Wedge
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from PIL import Image
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
@@ -40,10 +42,10 @@ from ropewalk.figures.strip import Row, draw_strip, finding
 from ropewalk.figures.style import (
     BLUE,
     GREEN,
-    GRID,
     INK,
     MAP,
     NARROW,
+    ON_LIGHT,
     ORANGE,
     OTHER,
     PURPLE,
@@ -54,13 +56,16 @@ from ropewalk.figures.style import (
     WIDE,
     bar,
     caption,
+    fit,
     heat,
+    legend,
     length_ticks,
     look_of,
+    narrow_page,
     panel,
     render,
     style,
-    tokens,
+    wrapped,
 )
 from ropewalk.methods import Look
 
@@ -99,7 +104,7 @@ def order(
       per cent are not those of the same two words in the first sentence.
     """
     columns = len(rows[0][1])
-    figure = Figure(figsize=(1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)))
+    figure = Figure(figsize=fit((1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)), (4.3, 1.4 + 1.9 * len(rows))))
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for drawn, (label, sentences) in zip(grid, rows, strict=True):
         for axes, (places, weights) in zip(drawn, sentences, strict=True):
@@ -107,10 +112,10 @@ def order(
             axes.set_aspect("equal")
             for (query, key), weight in np.ndenumerate(weights):
                 shown, in_first = (f"{100 * one:.0f}" for one in (weight, sentences[0][1][query][key]))
-                _write(axes, key, query, f"{shown} %", 11)
+                _write(axes, key, query, f"{shown} %", fit(11, 7), color=ON_LIGHT)
                 if shown != in_first:
                     _cell(axes, key, query, fill=False, edgecolor=RED, linewidth=2)
-            names = [f"{word} ({place})" for word, place in zip(words, places, strict=True)]
+            names = [f"{word}{fit(' ', chr(10))}({place})" for word, place in zip(words, places, strict=True)]
             axes.set_xticks(range(len(words)), names)
             axes.set_yticks(range(len(words)), names)
             panel(axes, " ".join(word for _, word in sorted(zip(places, words, strict=True))))
@@ -136,31 +141,39 @@ _ARROWS = (  # from, to, the shape that it carries
 @style()
 def layer(shapes: Mapping[str, tuple[int, ...]]) -> Figure:
     """Draw where an attention layer rotates: `shapes` of "x", "q", "k", "v", "weights" and "out" are on the arrows."""
-    figure = Figure(figsize=(10.4, 4.0))
+    figure = Figure(figsize=fit((10.4, 4.0), (4.3, 6.2)))
     axes = figure.add_subplot()
     axes.set_axis_off()
-    axes.set(xlim=(-0.7, 10.9), ylim=(-0.7, 3.4))
-    for name, (x, y, text) in _BOXES.items():
+    axes.set(**fit({"xlim": (-0.7, 10.9), "ylim": (-0.7, 3.4)}, {"xlim": (-0.65, 4.6), "ylim": (-8.6, 0.5)}))
+
+    def placed(name: str) -> tuple[float, float]:
+        """Return a box's place; on a narrow page the steps go down."""
+        x, y, _ = _BOXES[name]
+        return fit((x, y), (1.3 * y, -0.8 * x))
+
+    for name, (_, _, text) in _BOXES.items():
+        x, y = placed(name)
         colors = {"facecolor": "white", "edgecolor": INK, "linewidth": 1}
         if name.startswith(("rotate", "positions")):
             colors = {"facecolor": "#dbeaf6", "edgecolor": BLUE, "linewidth": 2}
+        ink = ON_LIGHT if colors["edgecolor"] == BLUE else INK
         _box(axes, x, y, 1.1, 0.54, 0.1, zorder=3, **colors)
-        _write(axes, x, y, text, zorder=4)
-    for start, end, carried in _ARROWS:
-        (x, y, _), (to_x, to_y, _) = _BOXES[start], _BOXES[end]
-        down = start == "positions"
-        tail = (x, y - 0.27) if down else (x + 0.55, y)
-        head = (to_x, to_y + 0.27) if down else (to_x - 0.55, to_y)
-        axes.annotate("", head, tail, arrowprops={"arrowstyle": "->", "color": BLUE if down else INK}, zorder=2)
+        _write(axes, x, y, text, zorder=4, color=ink)
+    out = [*_ARROWS, ("o_proj", None, "out")]
+    for start, end, carried in out:
+        (x, y), down = placed(start), fit(start == "positions", start != "positions")
+        to_x, to_y = fit((x + 1.75, y), (x, y - 1.4)) if end is None else placed(end)
+        side = fit(1, -1) if start == "positions" else 1
+        tail = (x, y - 0.27) if down else (x + 0.55 * side, y)
+        head = (to_x, to_y + 0.27) if down else (to_x - 0.55 * side, to_y)
+        color = BLUE if start == "positions" else INK
+        axes.annotate("", head, tail, arrowprops={"arrowstyle": "->", "color": color}, zorder=2)
         if carried is not None:
-            level = tail[1] == head[1]
             along, up = ((one + other) / 2 for one, other in zip(tail, head, strict=True))
-            _write(axes, along, up + 0.08 * level, list(shapes[carried]), 8, color=QUIET,
-                   va="bottom" if level else "center",
+            _write(axes, along, up, list(shapes[carried]), fit(8, 7), color=QUIET,
                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
-    _write(axes, 0.0, 0.62, list(shapes["x"]), 8, color=QUIET)
-    axes.annotate("", (10.1, 0.75), (9.45, 0.75), arrowprops={"arrowstyle": "->", "color": INK})
-    axes.text(10.15, 0.75, str(list(shapes["out"])), ha="left", va="center", fontsize=8, color=QUIET)
+    x, y = placed("x")
+    _write(axes, *fit((x, y - 0.38), (x - 0.95, y)), list(shapes["x"]), fit(8, 7), color=QUIET)
     note = "Input and output: [batch, tokens, hidden]; q, k, v: [batch, tokens, heads, head_dim]; weights: "
     caption(figure, "Where an attention layer rotates", note + "[batch, heads, queries, keys].")
     return figure
@@ -176,7 +189,7 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
     Cells with a distance other than step - key are red and in bold.
     """
     rows = (len(distances) + 1) // 2  # two columns: a phone shows the numbers, too
-    figure = Figure(figsize=(6.4, 0.8 + 2.9 * rows))
+    figure = Figure(figsize=fit((6.4, 0.8 + 2.9 * rows), (4.3, 1.3 + 2.0 * rows)))
     grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
     for axes, (name, table) in zip(grid.flat, distances.items(), strict=False):
         for (step, key), value in np.ndenumerate(table):
@@ -185,7 +198,8 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
             wrong, stored = round(float(value)) != step - key, step == key
             edge = INK if stored else "none"
             _cell(axes, key, step, facecolor=_WRONG if wrong else _RIGHT, edgecolor=edge, linewidth=1.3)
-            _write(axes, key, step, round(float(value)), 9, fontweight="bold" if wrong else "normal")
+            weight = "bold" if wrong else "normal"
+            _write(axes, key, step, round(float(value)), fit(9, 7), color=ON_LIGHT, fontweight=weight)
         axes.set(xlim=(-0.6, table.shape[1] - 0.4), ylim=(table.shape[0] - 0.4, -0.6), aspect="equal")
         axes.grid(False)
         axes.set(xticks=range(table.shape[1]), yticks=range(table.shape[0]))
@@ -204,12 +218,13 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
 @style()
 def biases(alibi: Any, *, buckets: Any, note: str = "") -> Figure:
     """Draw ALiBi's bias of each head, and T5's bucket, by distance; a line marks where the last bucket begins."""
-    figure = Figure(figsize=(9.8, 4.0))
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=fit((9.8, 4.0), (4.3, 5.6)))
+    left, right = figure.subplots(*fit((1, 2), (2, 1)))
     for head, values in enumerate(alibi):
-        left.plot(values, color=colormaps[MAP](head / max(1, len(alibi) - 1)), label=f"slope 1/{2 ** (head + 1)}")
+        color = colormaps[MAP](0.3 + 0.6 * head / max(1, len(alibi) - 1))
+        left.plot(values, color=color, label=f"slope 1/{2 ** (head + 1)}")
     left.set(ylim=(-16.5, 0.5), ylabel="added to the score (no unit)")
-    left.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    left.legend(fontsize=fit(8, 7), loc="upper left", bbox_to_anchor=(1.0, 1.0))
     panel(left, "ALiBi: one slope for each head")
     right.step(range(len(buckets)), buckets, where="post", color=RED)
     right.axvline(int((buckets == buckets.max()).argmax()), color=QUIET, linewidth=1)
@@ -236,8 +251,9 @@ def pairing(
     - `losses`: by model, "bars", (mean, low, high) in nats per token by case, and "uniform", the loss of an even guess.
     """
     width = max(4.9, 2.4 + 1.7 * len(losses))
-    figure = Figure(figsize=(4.5 + width, 4.8))
-    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(4.5, width))[0]
+    figure = Figure(figsize=fit((4.5 + width, 4.8), (4.3, 6.8)))
+    split: Any = fit(((1, 2), {"width_ratios": (4.5, width)}), ((2, 1), {"height_ratios": (1.1, 1)}))
+    left, right = figure.subfigures(*split[0], squeeze=False, **split[1]).ravel()
     tall = [1.3 + 0.32 * len(joined) * (joined[0][1] - joined[0][0] > 1) for joined in pairs.values()]
     grid = left.subplots(len(pairs), 1, squeeze=False, height_ratios=tall)[:, 0]
     for axes, (name, joined) in zip(grid, pairs.items(), strict=True):
@@ -270,10 +286,10 @@ def pairing(
     axes.set_xticks(range(len(losses)), list(losses))
     axes.set(xlim=(-0.6, len(losses) - 0.4), ylabel="loss (nats per token)")
     axes.grid(axis="x", visible=False)
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=9, columnspacing=1.2)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=fit(9, 7), columnspacing=1.2)
     caption(right, "What the wrong pairing costs")
     if note:
-        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
+        figure.supxlabel(fit(note, wrapped(note, 74)), fontsize=fit(8, 7), color=QUIET, x=0.01, ha="left")
     return figure
 
 
@@ -298,8 +314,9 @@ def comparison(
     note: str = "",
 ) -> Figure:  # fmt: skip
     """Draw the mean loss (nats per token) by length (tokens), of each encoding and of rope under each scaling."""
-    figure = Figure(figsize=(11.0 if scalings else 7.0, 4.6))
-    panels = figure.subplots(1, 2 if scalings else 1, sharey=True, squeeze=False)[0]
+    count = 2 if scalings else 1
+    figure = Figure(figsize=fit((7.0 if count == 1 else 11.0, 4.6), (4.3, 1.0 + 3.1 * count)))
+    panels = figure.subplots(*fit((1, count), (count, 1)), sharey=True, squeeze=False).ravel()
     _losses(panels[0], encodings, _ENCODING_LOOKS)
     panels[0].set_ylabel("loss (nats per token)")
     panels[0].set_title("Loss by length of the window")
@@ -317,9 +334,9 @@ def comparison(
         axes.set_xlim(right=right)
         axes.annotate("trained length", (trained_length, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
                       textcoords="offset points", va="top", fontsize=8, color=QUIET)  # fmt: skip
-        axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=8)
+        axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=fit(8, 6))
     if note:
-        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
+        figure.supxlabel(fit(note, wrapped(note, 74)), fontsize=fit(8, 7), color=QUIET, x=0.01, ha="left")
     return figure
 
 
@@ -353,8 +370,8 @@ def precision(
     distance: int, note: str = "",
 ) -> Figure:  # fmt: skip
     """Draw errors of cosines, and of scores at one distance, by position in tokens for each way of computing."""
-    figure = Figure(figsize=(9.8, 4.6))
-    left, right = figure.subplots(1, 2, sharey=True)
+    figure = Figure(figsize=fit((9.8, 4.6), (4.3, 6.6)))
+    left, right = figure.subplots(*fit((1, 2), (2, 1)), sharey=True)
     for axes, curves in ((left, cosines), (right, scores)):
         for name, values in curves.items():
             _curve(axes, positions, values, _PRECISION_LOOKS.get(name, OTHER), name,
@@ -374,7 +391,7 @@ def precision(
     right.tick_params(axis="y", labelleft=True)
     right.set_ylabel("error (no unit; 1 is the largest score)")
     caption(figure, "What 32-bit angles and 16-bit tables cost", note)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper")
+    legend(figure, right, *left.get_legend_handles_labels(), columns=2)
     return figure
 
 
@@ -388,98 +405,27 @@ def _short(value: float) -> str:
 
 
 @style()
-def clocks(
-    circles: Mapping[int, tuple[Any, Any]], *, radians_per_token: Mapping[int, float], position: int, turns: Any,
-    hands: tuple[Any, Any], note: str = "",
-) -> Figure:  # fmt: skip
-    """Draw the first positions on the circles of a few pairs, and a clock for every pair at one position.
-
-    A pair that has not completed a turn at `position` shows its arc in red.
-    """
-    columns = 8 if len(turns) <= 32 else 16
-    rows = -(-len(turns) // columns)
-    height = 8.8 / columns * 1.22 * rows + 0.4
-    figure = Figure(figsize=(8.8, 3.1 + height))
-    top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=(3.1, height))[:, 0]
-    grid = top.subplots(1, len(circles), squeeze=False)[0]
-    for index, (axes, (pair, (x, y))) in enumerate(zip(grid, circles.items(), strict=True)):
-        axes.set_aspect("equal")
-        axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=QUIET, linewidth=1))
-        axes.plot([0, x[0]], [0, y[0]], color=QUIET, linewidth=1)
-        axes.plot([0, x[-1]], [0, y[-1]], color=BLUE, linewidth=1.6)
-        axes.plot(x, y, color=BLUE, linestyle="none", marker="o", markersize=4.5, zorder=3)
-        apart = radians_per_token[pair] > 0.25
-        for number, (a, b) in enumerate(zip(x, y, strict=True)):
-            if apart or number in (0, len(x) - 1):
-                low = 0.0 if apart else 0.1 if number else -0.12
-                _write(axes, 1.24 * a, 1.24 * b + low, number, 8)
-        axes.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), xticks=[-1, 0, 1], xlabel="first feature / length")
-        axes.set_yticks([-1, 0, 1], None if index == 0 else [""] * 3)
-        panel(axes, f"pair {pair}: {radians_per_token[pair]:.3g} rad/token")
-    grid[0].set_ylabel("second feature / length")
-    for pair, axes in enumerate(bottom.subplots(rows, columns, squeeze=False).ravel()):
-        axes.set_axis_off()
-        if pair >= len(turns):
-            continue
-        axes.set(aspect="equal", xlim=(-1.12, 1.12), ylim=(-1.12, 1.12))
-        whole = turns[pair] >= 1
-        axes.add_patch(Circle((0, 0), 1, facecolor=SHADE if whole else "white", edgecolor=QUIET, linewidth=0.8))
-        if not whole:
-            axes.add_patch(Wedge((0, 0), 1, 0, 360 * turns[pair], facecolor=RED, alpha=0.35, linewidth=0))
-        axes.plot([0, 1], [0, 0], color=GRID if whole else QUIET, linewidth=0.8)
-        axes.plot([0, hands[0][pair]], [0, hands[1][pair]], color=INK if whole else RED, linewidth=1.8)
-        name, size = (f"pair {pair}", 8) if columns == 8 else (f"{pair}", 7)
-        axes.set_title(f"{name}: {_turns(turns[pair])}", fontsize=size, fontweight="normal", loc="center", pad=1,
-                       color=INK)  # fmt: skip
-    caption(top, f"Positions 0 to {len(next(iter(circles.values()))[0]) - 1} on the circles of a few pairs")
-    slow = sum(turn < 1 for turn in turns)
-    said = f"Turns of every pair at token {tokens(position)} ({slow} of {len(turns)}: less than one)"
-    caption(bottom, said, note)
-    return figure
-
-
-def _turns(turns: float) -> str:
-    """Return a number of turns as short text.
-
-    >>> _turns(1303.8), _turns(40.7437), _turns(0.0407)
-    ('1,304', '40.7', '0.041')
-    """
-    return f"{turns:,.0f}" if turns >= 100 else f"{turns:.3g}" if turns >= 0.1 else f"{turns:.2g}"
-
-
-@style()
-def tables(
-    sinusoidal: Any, *, angles: Any, learned: Any, learned_most: float, alike: Mapping[str, Any], note: str = ""
-) -> Figure:
-    """Draw RoPE's angles next to the sinusoidal and a learned table, and below the similarity of positions in each."""
-    figure = Figure(figsize=(10.6, 7.4))
-    (top, bottom) = figure.subplots(2, 3)
-    image = heat(top[0], sinusoidal, vmin=-1, vmax=1)
-    panel(top[0], "sinusoidal: added to embeddings")
-    top[0].set_xlabel("feature")
-    bar(figure, image, top[0], "value (no unit)")
-
-    image = heat(top[1], angles.clip(min=angles[1].min()), norm=LogNorm())
-    panel(top[1], "RoPE: the angle of each pair")
-    top[1].set_xlabel("pair (fastest first)")
-    line = top[1].contour(angles, levels=[2 * np.pi], colors="white", linewidths=2)
-    top[1].clabel(line, fmt={2 * np.pi: "one turn"}, fontsize=9, colors="white")
-    drawn = bar(figure, image, top[1], "angle (radians)")
-    drawn.ax.yaxis.set_minor_locator(NullLocator())
-
-    image = heat(top[2], learned, vmin=-learned_most, vmax=learned_most)
-    panel(top[2], "learned: trained, added to embeddings")
-    top[2].set_xlabel("feature")
-    bar(figure, image, top[2], "value (no unit)", extend="both")
-
-    for axes, (name, cosines) in zip(bottom, alike.items(), strict=True):
+def tables(alike: Mapping[str, Any], *, note: str = "") -> Figure:
+    """Draw the cosine between every two positions of each table, `[positions, positions]`."""
+    figure = Figure(figsize=fit((3.1 * len(alike), 4.0), (4.3, 5.4)))
+    grid = figure.subplots(*fit((1, len(alike)), (-(-len(alike) // 2), 2)), squeeze=False).ravel()
+    for axes, (name, cosines) in zip(grid, alike.items(), strict=False):
         image = heat(axes, cosines, vmin=-1, vmax=1)
-        panel(axes, f"{name}: similarity of positions")
+        axes.set_aspect("equal")
+        panel(axes, name)
         axes.set_xlabel("position (tokens)", color=INK)
-        bar(figure, image, axes, "cosine (no unit)")
-    for axes in (top[0], bottom[0]):
+    for axes in grid[len(alike) :]:
+        axes.set_axis_off()
+    for axes in grid[:: fit(len(alike), 2)]:
         axes.set_ylabel("position (tokens)")
-    caption(figure, "Three tables of positions", note)
+    bar(
+        figure,
+        image,
+        grid,
+        "cosine (no unit)",
+        **fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40}),
+    )
+    caption(figure, "Similarity of positions depends on the distance, except in a learned table", note)
     return figure
 
 
@@ -495,8 +441,8 @@ def shift(
     grid: Any, *, start: tuple[int, int], shifts: Any, curves: Mapping[str, Any], spread: float, note: str = ""
 ) -> Figure:
     """Draw scores of a random query and key by both positions, and with both moved, or only one."""
-    figure = Figure(figsize=(9.2, 4.4))
-    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.15))
+    figure = Figure(figsize=fit((9.2, 4.4), (4.3, 6.6)))
+    left, right = figure.subplots(*fit((1, 2), (2, 1)))
     image = heat(left, grid)
     left.set_aspect("equal")
     bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
@@ -524,10 +470,12 @@ def shift(
 @style()
 def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "") -> Figure:
     """Draw the score of one patch's query with every patch's equal key, in axial 2D and in reading order."""
-    figure = Figure(figsize=(1.4 + 3.1 * len(panels), 4.15))
-    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    figure = Figure(figsize=fit((1.4 + 3.1 * len(panels), 4.15), (4.3, 5.4)))
+    grid = figure.subplots(*fit((1, len(panels)), (-(-len(panels) // 2), 2)), squeeze=False).ravel()
     low = min(float(values.min()) for _, _, values in panels)
-    for axes, (name, (row, column), values) in zip(grid, panels, strict=True):
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (name, (row, column), values) in zip(grid, panels, strict=False):
         image = heat(axes, values, vmin=low, vmax=1.0)
         axes.set_aspect("equal")
         axes.plot([column], [row], color="white", marker="x", markersize=7, markeredgewidth=3.2)
@@ -535,7 +483,8 @@ def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "")
         panel(axes, name)
         axes.set_xlabel("column (patches)")
     grid[0].set_ylabel("row (patches)")
-    bar(figure, image, grid, "score / its largest (no unit)", shrink=0.8, pad=0.02)
+    place = fit({"shrink": 0.8, "pad": 0.02}, {"location": "bottom", "aspect": 40})
+    bar(figure, image, grid, "score / its largest (no unit)", **place)
     caption(figure, "One patch against all others", note)
     return figure
 
@@ -603,14 +552,28 @@ def write_front() -> None:
             (ASSETS / f"front-{size}-{name}.svg").write_text(content, encoding="utf-8")
 
 
+def versions(draw: Callable[[], Figure]) -> dict[str, bytes]:
+    """Return an SVG for each page, by its ending: wide and narrow, light and dark, without a ground of its own."""
+    night = {f"#{day}": color for day, color in re.findall(r"--c-(\w{6}): (#\w{6});", night_colors())}
+    found = {}
+    for size, page in (("wide", nullcontext), ("narrow", narrow_page)):
+        with page():
+            figure = draw()
+            figure.set_facecolor("none")
+            for axes in figure.get_axes():
+                axes.set_facecolor("none")
+            svg = render(figure, "svg", **{"svg.fonttype": "path", "savefig.facecolor": "auto"}).decode()
+        svg = re.sub(r" <metadata>.*?</metadata>\n?", "", svg, count=1, flags=re.DOTALL)
+        found[f"{size}-light"] = svg.encode()
+        found[f"{size}-dark"] = re.sub(r"#[0-9a-f]{6}\b", lambda of: night.get(of[0], of[0]), svg).encode()
+    return found
+
+
 PAPER = rw.RopeConfig(64, interleaved=False)
-SHORT = rw.RopeConfig(64, interleaved=False, max_position_embeddings=256)
 IMAGE = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=(0,) * 16 + (1,) * 16, axes_restart=True)
 PUBLISHED = ("llama_2_7b", "llama_3_1_8b", "qwen2_5_7b_yarn", "gemma_3_1b", "smollm2_135m")
 FIGURES: dict[str, Callable[[], Figure]] = {
     "order": lambda: order(**of.order_numbers()),
-    "clocks": lambda: clocks(**of.clocks_numbers(PAPER)),
-    "waves": partial(rw.figures.waves, SHORT),
     "tables": lambda: tables(**of.tables_numbers(PAPER)),
     "layer": lambda: layer(**of.layer_numbers()),
     "shift": lambda: shift(**of.shift_numbers(PAPER)),
@@ -618,7 +581,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "decay": partial(rw.figures.decay, PAPER, model="tiny"),
     "maps": rw.figures.maps,
     "unseen": partial(rw.figures.unseen, "phi_3_5_mini"),
-    "ratios": partial(rw.figures.ratios, ["llama_3_1_8b", "qwen2_5_7b_yarn", "phi_3_5_mini"]),
     "wavelengths": partial(rw.figures.wavelengths, PUBLISHED),
     "comparison": lambda: comparison(**of.comparison_numbers()),
     "pairing": lambda: pairing(**of.pairing_numbers()),
@@ -640,10 +602,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name == "front":
             write_front()
             continue
-        figure = FIGURES[name]()
-        for kind in ("png", "svg"):
-            write_whole(options.out / f"{name}.{kind}", render(figure, kind))
-            print(options.out / f"{name}.{kind}")
+        image = Image.open(io.BytesIO(render(FIGURES[name](), "png"))).convert("RGB").quantize(128)
+        options.out.mkdir(parents=True, exist_ok=True)
+        image.save(options.out / f"{name}.png", optimize=True)
+        for ending, content in versions(FIGURES[name]).items():
+            write_whole(options.out / f"{name}-{ending}.svg", content)
+        print(options.out / name)
     return 0
 
 

@@ -390,7 +390,6 @@ def positions_for_rank(
     cp: int,
     ulysses: int = 1,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
-    device: torch.device | str = "cpu",
 ) -> Int[Tensor, " local"]:
     """Return the positions of the tokens of one rank of a context-parallel group, in its order.
 
@@ -411,10 +410,9 @@ def positions_for_rank(
     - `ulysses`: ranks of one Ulysses group, only for "zigzag-ulysses".
     - `cu_seqlens`: int32 or int64 `[documents + 1]`, only for "llama3". For packed tokens in a different layout, index
       `rw.positions.positions_from(cu_seqlens)` with the result of this function.
-    - `device`: device of the result; `cu_seqlens` is moved there.
 
-    **Returns:** int64 `[tokens / cp]`; without `cu_seqlens` these are also the tokens' indices, and the results of all
-    ranks are a permutation of 0 .. tokens - 1.
+    **Returns:** int64 `[tokens / cp]`, on the device of `cu_seqlens`, else on the CPU. Without `cu_seqlens` these are
+    also the tokens' indices, and the results of all ranks are a permutation of 0 .. tokens - 1.
     **Raises:** `RopeError` for an unknown layout, and if the parts are not equal (torch would silently use contiguous
     parts, pytorch#183968).
 
@@ -441,15 +439,7 @@ def positions_for_rank(
             facts={"tokens": tokens, "cp": cp},
             cure=f"Pad the sequence to a multiple of {parts * cp} tokens.",
         )
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        cure = 'Pass "cpu" or the device of the queries.'
-        raise RopeError("positions_for_rank: unknown device.", facts={"device": device}, cure=cure) from error
-    if cu_seqlens is None:
-        every = torch.arange(tokens, device=device)
-    else:
-        every = positions_from(cu_seqlens.to(device), tokens=tokens)
+    every = torch.arange(tokens, device="cpu") if cu_seqlens is None else positions_from(cu_seqlens, tokens=tokens)
     return deal(every, rank, cp // ulysses, ulysses)
 
 

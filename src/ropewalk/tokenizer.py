@@ -98,9 +98,9 @@ class TextTokenizer:
         return ids if ids[: len(begin)] == begin else [*begin, *ids]
 
     @checked
-    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Return the text of `ids`; incomplete characters become U+FFFD. `skip_special` omits control tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` with control tokens; incomplete characters become U+FFFD."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write tokenizer.json and tokenizer_config.json into `folder`; transformers' AutoTokenizer loads them."""

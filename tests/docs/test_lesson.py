@@ -65,7 +65,9 @@ def test_each_step_has_code_a_figure_and_a_mistake(page):
     text = page.read_text()
     before, mistake = text.split("\n## The common mistake", 1)
     assert '```text title="Output"' in before
-    assert re.search(r"!\[[^\]]+\]\(\.\./(figures|\.\./benchmarks/results)/[\w-]+\.png\)", text)
+    assert re.search(
+        r"!\[[^\]]+\]\(\.\./\.\./benchmarks/results/[\w-]+\.png\)|<!-- (figure|picture): \.\./figures/", text
+    )
     assert '```text title="Output"' in mistake
 
 
@@ -81,7 +83,7 @@ def test_each_step_names_its_slide_and_asks_first(page):
     text = page.read_text()
     first = text.split("\n\n")[1]
     assert re.match(rf"\*Slide {int(page.name[:2])}, “.+”", first.splitlines()[0])
-    pictures = re.findall(r"\]\(\.\./explorer/index\.html#(\w*)(?:&[\w.=-]+)*\)", first)
+    pictures = re.findall(r"\]\(\.\./explorer\.md#(\w*)(?:&[\w.=-]+)*\)", first)
     assert pictures
     assert set(pictures) <= pictures_of_the_explorer()
     folded = r'<details markdown="1">\n<summary>Answer</summary>\n\n.+?\n\n</details>\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.oracle import ladder
 
 pytest.importorskip("matplotlib")
 figures = pytest.importorskip("figures", reason="the source distribution has no scripts/")
+explorer_stills = pytest.importorskip("explorer_stills")
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "docs").exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
@@ -107,31 +109,15 @@ def test_pairs_are_those_that_rotation_mixes() -> None:
             assert turned.nonzero().flatten().tolist() == [first, second]
 
 
-def test_clocks_are_powers_of_one_rotation() -> None:
-    """Position p of pair i is exp(i f)^p; the wall's turns are p f / 2 pi."""
-    found = numbers.clocks_numbers(rw.RopeConfig(32, interleaved=False), pairs=(0, 5), positions=4, position=100)
-    for pair in (0, 5):
-        points = np.exp(1j * ladder(1e4, 32)[pair]) ** np.arange(4)
-        np.testing.assert_allclose(found["circles"][pair], (points.real, points.imag), atol=1e-12)
-    np.testing.assert_allclose(found["turns"], 100 * ladder(1e4, 32) / (2 * np.pi), rtol=1e-12)
-    np.testing.assert_allclose(
-        found["hands"], ((np.exp(100j * ladder(1e4, 32))).real, np.exp(100j * ladder(1e4, 32)).imag), atol=1e-12
-    )
-    assert list(numbers.clocks_numbers(figures.PAPER)["circles"]) == [0, 4, 8, 16]
-
-
 def test_tables_are_the_papers_and_a_trained_one() -> None:
-    """Sine and cosine by turns; angles are position times frequency; the learned one is not noise."""
+    """In two tables the mean cosine of angles at the distance; the learned one is not noise."""
     found = numbers.tables_numbers(rw.RopeConfig(32, interleaved=False))
     learned, source = numbers.learned_table()
     positions, hidden = learned.shape
-    for place, feature in ((3, 4), (200, 7)):
-        angle = place / 10_000 ** (2 * (feature // 2) / hidden)
-        assert found["sinusoidal"][place, feature] == pytest.approx([np.sin, np.cos][feature % 2](angle), abs=1e-12)
-    np.testing.assert_allclose(found["angles"], np.outer(np.arange(positions), ladder(1e4, 32)), rtol=1e-12)
-    distance = np.cos(7 * ladder(1e4, 32)).mean()
-    assert found["alike"]["RoPE"][50, 43] == pytest.approx(distance, abs=1e-12)
-    alike = found["alike"]["learned"]
+    for name, width in (("RoPE", 32), ("sinusoidal, added", hidden)):
+        distance = np.cos(7 * ladder(1e4, width)).mean()
+        assert found["alike"][name][50, 43] == pytest.approx(distance, abs=1e-7)
+    alike = found["alike"]["learned, added"]
     np.testing.assert_allclose(np.diag(alike), 1, atol=1e-12)
     near = np.diagonal(alike, 1).mean()
     far = np.diagonal(alike, positions // 2).mean()
@@ -226,14 +212,20 @@ def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
 
 
 def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both files of each, named on standard output; docs/figures has those of every figure."""
+    """All versions; docs/figures has those of every figure, and the stills of the explorer's pictures on pages."""
     assert figures.main(["layer", "--out", str(tmp_path / "new")]) == 0
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["layer.png", "layer.svg"]
-    assert capsys.readouterr().out.split() == [str(tmp_path / "new" / f"layer.{kind}") for kind in ("png", "svg")]
+    endings = [".png", *(f"-{size}-{scheme}.svg" for size in ("wide", "narrow") for scheme in ("light", "dark"))]
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {f"layer{ending}" for ending in endings}
+    assert capsys.readouterr().out.split() == [str(tmp_path / "new" / "layer")]
+    light, dark = ((tmp_path / "new" / f"layer-narrow-{scheme}.svg").read_text() for scheme in ("light", "dark"))
+    assert "#222222" in light
+    assert "#222222" not in dark
+    assert float(re.search(r'width="([\d.]+)pt"', light)[1]) < 320
     with pytest.raises(SystemExit):
         figures.main(["roll"])
-    drawn = {f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")}
-    assert {path.name for path in (ROOT / "docs" / "figures").iterdir()} == drawn
+    drawn = {f"{name}{ending}" for name in figures.FIGURES for ending in endings}
+    stills = {f"picture-{name}-{scheme}.png" for name in explorer_stills.SHOWN for scheme in ("light", "dark")}
+    assert {path.name for path in (ROOT / "docs" / "figures").iterdir()} == drawn | stills
 
 
 # pictures of given numbers
@@ -302,20 +294,14 @@ def test_a_wrong_distance_is_red_and_bold() -> None:
 
 
 def test_the_figures_of_one_rope_show_their_numbers() -> None:
-    """Hands, red where a pair has not turned once; tables; the curves of a shift; a picture for each patch."""
+    """Tables; the curves of a shift; a picture for each patch."""
     grid = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)
     small = rw.RopeConfig(8, interleaved=False)
-    of_clocks = numbers.clocks_numbers(small, position=12)
     of_shift = numbers.shift_numbers(small, length=4, shifts=2)
     of_axial = numbers.axial_numbers(grid, side=4, row=1, column=2)
-    clocks, shift, axial = figures.clocks(**of_clocks), figures.shift(**of_shift), figures.axial(**of_axial)
-    for figure in (clocks, shift, axial, figures.tables(**numbers.tables_numbers(figures.PAPER))):
+    shift, axial = figures.shift(**of_shift), figures.axial(**of_axial)
+    for figure in (shift, axial, figures.tables(**numbers.tables_numbers(figures.PAPER))):
         check_units(figure)
-    top, bottom = clocks.subfigs
-    for axes, (x, y) in zip(top.axes, of_clocks["circles"].values(), strict=True):
-        np.testing.assert_array_equal(axes.lines[-1].get_data(), (x, y))
-    hands = [axes.lines[-1] for axes in bottom.axes[:4]]
-    assert [hand.get_color() == "#d55e00" for hand in hands] == [turn < 1 for turn in of_clocks["turns"]]
     left, right = shift.axes[:2]
     assert np.array_equal(np.asarray(left.images[0].get_array()), of_shift["grid"])
     assert list(lines(right).values()) == [values.tolist() for values in of_shift["curves"].values()]

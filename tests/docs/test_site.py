@@ -182,9 +182,14 @@ def test_it_works_opened_from_its_folder(site):
         page.goto((site / "index.html").as_uri())
         assert page.locator("picture.only-dark").is_visible()
         assert not page.locator("picture.only-light").is_visible()
-        clocks = page.frame_locator("iframe.rotation")  # the explorer's first picture
+        frames = page.locator("iframe.picture")
+        assert frames.count() == 2
+        frames.nth(1).scroll_into_view_if_needed()
+        clocks = page.frame_locator("iframe.picture >> nth=1")
         clocks.locator("input[type=range]").first.press("ArrowRight")
-        clocks.locator(".caption", has_text="position 41,").wait_for()
+        clocks.locator(".caption", has_text="position 1,").wait_for()
+        inside = clocks.locator("body").evaluate("body => body.scrollHeight")
+        assert inside <= frames.nth(1).bounding_box()["height"] <= inside + 20
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.click(".md-header label[for=__search]")
         page.locator(".md-search__input").press_sequentially("frequencies", delay=20)

@@ -291,12 +291,11 @@ def test_relative_attention(names: Names) -> None:
 
 
 def test_the_figures(names: Names) -> None:
-    """Each call in the rows of slides 3, 8, 10 and 12 draws what the row says."""
+    """Each call in the rows of slides 8, 10 and 12 draws what the row says; the curves of slide 3 are tables."""
     figures = {row: run(call, names) for row, (*_, call) in ROWS.items() if "rw.figures." in call}
-    assert {int(row.split()[0]) for row in figures} == {3, 8, 10, 12}
-    curves = {line.get_label(): line for line in figures["3 visualize_rope_extrapolation"].axes[0].lines}
-    for name, part in (("cosine", np.cos), ("sine", np.sin)):
-        equal(curves[name].get_ydata(), part(curves[name].get_xdata()), 1e-9)
+    assert {int(row.split()[0]) for row in figures} == {8, 10, 12}
+    for table, part in zip(run(ROWS["3 visualize_rope_extrapolation"][-1], names), (np.cos, np.sin), strict=True):
+        equal(table[:, 0], part(np.arange(1000)), 1e-6)
     boxes = figures["8 visualize_rope_extrapolation"].axes[0].collections[0].get_paths()
     inv_freq, positions = THETA ** (-np.arange(0, 128, 2) / 128), np.linspace(0, 16_383, 16)
     unseen = (np.outer(positions, inv_freq) % (2 * np.pi) >= 4096 * inv_freq) & (4096 * inv_freq < 2 * np.pi)
@@ -329,7 +328,7 @@ def test_norm_and_shift_find_a_roll(applied: Any, is_rotation: bool) -> None:
 def test_every_row_is_tested() -> None:
     """By its formula, or in a test of its own; only one slide rotates."""
     own = {row for row, (*_, call) in ROWS.items() if "rw.figures." in call}
-    own |= {"7 RelativePositionAttention", "14 learned_pe", "notebook ModelArgs"}
+    own |= {"3 visualize_rope_extrapolation", "7 RelativePositionAttention", "14 learned_pe", "notebook ModelArgs"}
     assert set(ROWS) == own | set(FORMULAS)
     assert len(re.findall(r"^\| .*`", TEXT, re.MULTILINE)) == len(ROWS)
     assert {row for row, (_, rotates, _) in ROWS.items() if rotates == "yes" and row[0].isdigit()} == {"2 apply_rope"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ropewalk.diagnosis.page import page_of
@@ -100,7 +102,7 @@ def test_a_link_brings_back_what_was_set(chromium, address):
     assert "position 9," in caption.inner_text()
     watched.page.locator("#clocks .links button").click()
     watched.page.wait_for_timeout(100)
-    assert "position 40," in caption.inner_text()
+    assert "position 0," in caption.inner_text()
     watched.assert_quiet()
 
 
@@ -139,24 +141,61 @@ def test_a_readers_own_files(chromium, address, tmp_path):
     watched.assert_quiet()
 
 
-def test_dragging(chromium, address):
-    """The bar between query and key moves both and keeps the score; a clock's wall moves the position."""
-    watched = Watched(chromium, f"{address}#drag")
-    rail = watched.page.locator("#drag .rail")
-    rail.scroll_into_view_if_needed()
-    box = rail.bounding_box()
-    at = lambda position: (box["x"] + 18 + position * (box["width"] - 36) / 512, box["y"] + 30)  # noqa: E731
-    before = watched.page.locator("#drag .caption").inner_text()
-    watched.page.mouse.move(*at(210))
+def test_words_in_front_keep_the_angle(chromium, address):
+    """Each word in front turns both arrows; a word between them changes the angle."""
+    watched = Watched(chromium, f"{address}#sentence")
+    caption = watched.page.locator("#sentence .caption")
+    angles = []
+    for fragment in ("sentence", "sentence&sentence.before=5", "sentence&sentence.between=1"):
+        watched.go(fragment)
+        angles.append(re.search(r"arrows is (\d+)°", caption.inner_text())[1])
+    turn = math.degrees(10_000 ** (-3 / 32))
+    assert angles == [str(round(55 + turn))] * 2 + [str(round(55 + 2 * turn))]
+    watched.assert_quiet()
+
+
+def test_added_positions_change_a_score_and_rotated_ones_do_not(chromium, address):
+    """At two positions, by formula; the score of equal words is the mean of cosines."""
+    watched = Watched(chromium, f"{address}#add")
+    f = 10_000 ** (-4 / 32)
+    turned = [0.35 + 0.9j, (0.9 + 0.35j) * np.exp(2j * f)]
+    rotated = (turned[0] * turned[1].conjugate()).real
+    for m in (0, 7):
+        watched.go(f"add&add.position={m}")
+        added = [0.35 + 0.9j + 0.6 * np.exp(1j * m * f), 0.9 + 0.35j + 0.6 * np.exp(1j * (m + 2) * f)]
+        expected = [(added[0] * added[1].conjugate()).real, rotated]
+        shown = watched.page.locator("#add .vectors p b:last-child").all_inner_texts()
+        assert [float(text) for text in shown] == [float(f"{score:.2g}") for score in expected]
+    watched.go("sum&sum.distance=20")
+    total = np.cos(20 * 10_000 ** (-np.arange(32) / 32)).mean()
+    assert f"the score is {total:.3g} " in watched.page.inner_text("#sum .caption")
+    watched.assert_quiet()
+
+
+def test_play_moves_a_picture_to_its_end(chromium, address):
+    """The button starts at once, stops when pressed again, and begins anew at the end."""
+    watched = Watched(chromium, f"{address}#sentence&sentence.before=5")
+    play = watched.page.locator("#sentence .play")
+    play.click()
+    assert "Pause" in play.inner_text()
+    watched.page.locator("#sentence .caption", has_text="“I think that").wait_for()
+    watched.page.locator("#sentence .play", has_text="Play").wait_for()
+    play.click()
+    watched.page.locator("#sentence .caption", has_text="“dog bites man”").wait_for()
+    play.click()
+    assert "Play" in play.inner_text()
+    watched.assert_quiet()
+
+
+def test_a_clock_is_dragged(chromium, address):
+    """The wall of clocks moves the position with the pointer."""
+    watched = Watched(chromium, f"{address}#clocks")
+    box = watched.page.locator("#clocks .wall").bounding_box()
+    watched.page.mouse.move(box["x"] + 50, box["y"] + 50)
     watched.page.mouse.down()
-    watched.page.mouse.move(*at(290), steps=5)
+    watched.page.mouse.move(box["x"] + 130, box["y"] + 50, steps=5)
     watched.page.mouse.up()
-    watched.page.wait_for_timeout(60)
-    after = watched.page.locator("#drag .caption").inner_text()
-    score = re.compile(r"100 tokens apart, score [\d.]+")
-    assert score.search(before)[0] == score.search(after)[0]
-    assert "Query at 260" in before
-    assert "Query at 260" not in after
+    watched.page.locator("#clocks .caption", has_text="At position 20,").wait_for()
     watched.assert_quiet()
 
 
@@ -164,7 +203,7 @@ def test_the_page_is_readable_in_the_dark(chromium, address):
     """Text stands out from what lies behind it, in both settings of the browser."""
     for dark in (False, True):
         watched = Watched(chromium, address, dark=dark)
-        watched.page.wait_for_selector("#clocks .caption")
+        watched.page.wait_for_selector("#sentence .caption")
         ink, card = (
             watched.page.eval_on_selector("section", f"one => getComputedStyle(one).{key}")
             for key in ("color", "backgroundColor")
@@ -218,7 +257,7 @@ def test_pictures_work_before_the_model_is_received(chromium):
         slider = page.locator("#clocks input[type=range]").first
         slider.focus()
         slider.press("ArrowRight")
-        page.locator("#clocks .caption", has_text="position 41,").wait_for()
+        page.locator("#clocks .caption", has_text="position 1,").wait_for()
         assert page.evaluate("document.readyState") == "loading"
         released.set()
         page.get_by_role("button", name="Load the model").click()

@@ -23,7 +23,6 @@ SMALL = rw.RopeConfig(8, interleaved=False, max_position_embeddings=16)
 GRID = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)
 
 DRAWN: dict[str, Callable[[], Any]] = {
-    "waves": lambda: rw.figures.waves(SMALL, 32, pairs=(0, 2)),
     "decay": lambda: rw.figures.decay(SMALL, 16, model="tiny", texts=1, tokens=16),
     "maps": lambda: rw.figures.maps(tokens=8, heads=[(0, 1)]),
     "unseen": lambda: rw.figures.unseen(SMALL, 64, rows=8),
@@ -33,9 +32,6 @@ DRAWN: dict[str, Callable[[], Any]] = {
 
 
 EDGES: list[Callable[[], Any]] = [
-    lambda: rw.figures.waves(rw.RopeConfig(2, interleaved=True), 1), lambda: rw.figures.waves("phi_3_5_mini", 999_999),
-    lambda: rw.figures.waves("gemma_3_1b", 64, pairs=(127,)),
-    lambda: rw.figures.waves(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.0)), 8),
     lambda: rw.figures.decay(GRID, 16), lambda: rw.figures.unseen("smollm2_135m", 8_193, rows=2),
     lambda: rw.figures.ratios(SMALL),
 ]  # fmt: skip
@@ -45,6 +41,17 @@ EDGES: list[Callable[[], Any]] = [
 def test_axes_have_units(draw: Callable[[], Any]) -> None:
     """Laid out without a warning (the test run makes one an error)."""
     check_units(draw())
+
+
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_a_narrow_page_has_narrow_figures(draw: Callable[[], Any]) -> None:
+    """Laid out without a warning at a phone's width, with smaller text; not outside the block."""
+    with styles.narrow_page():
+        figure = draw()
+        figure.draw_without_rendering()
+    assert figure.get_figwidth() == 4.3
+    assert max(text.get_fontsize() for axes in figure.axes for text in axes.get_xticklabels()) == 8
+    assert draw().get_figwidth() > 6
 
 
 def test_each_figure_has_its_numbers() -> None:
@@ -57,18 +64,6 @@ def test_the_same_numbers_give_the_same_file() -> None:
     first, second = DRAWN["unseen"](), DRAWN["unseen"]()
     assert styles.render(first, "svg") == styles.render(second, "svg")
     assert styles.render(first, "png").startswith(b"\x89PNG")
-
-
-def test_waves_draw_their_points() -> None:
-    """Both curves of a pair."""
-    strips = DRAWN["waves"]().axes
-    cos, sin = rw.figures.waves_numbers(SMALL, 32, pairs=(0, 2))["curves"][2]
-    assert lines(strips[1]) == {"cosine": cos.tolist(), "sine": sin.tolist()}
-    assert strips[0].get_title(loc="left") == "pair 0: 6.3 tokens per turn, 2.5 turns in training"
-    unknown = rw.figures.waves(rw.RopeConfig(8, interleaved=False), 32, pairs=(0,)).axes[0]
-    assert unknown.get_title(loc="left") == "pair 0: 6.3 tokens per turn"
-    assert [text.get_text() for text in strips[0].texts] == ["trained length 16"]
-    assert not unknown.texts
 
 
 def test_decay_shows_its_curves() -> None:
@@ -156,10 +151,9 @@ def test_every_kind_of_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [lambda: rw.figures.waves(SMALL, pairs=(4,)), lambda: rw.figures.waves(SMALL, pairs=(-1,)),
-     lambda: rw.figures.waves(SMALL, length=0), lambda: rw.figures.decay(SMALL, length=15),
-     lambda: rw.figures.decay(SMALL, length=16, model="no/such"), lambda: rw.figures.unseen(SMALL, target=16),
-     lambda: rw.figures.waves("no_such"), lambda: rw.figures.waves(3), lambda: rw.figures.maps(tokens=0),
+    [lambda: rw.figures.decay(SMALL, length=15), lambda: rw.figures.decay(SMALL, length=16, model="no/such"),
+     lambda: rw.figures.unseen(SMALL, target=16), lambda: rw.figures.unseen("no_such"),
+     lambda: rw.figures.unseen(3), lambda: rw.figures.maps(tokens=0),
      lambda: rw.figures.maps(heads=[(rw.load("tiny").config.num_hidden_layers, 0)]),
      lambda: rw.figures.maps(text="short"), lambda: rw.figures.unseen(rw.RopeConfig(8, interleaved=False))],
 )  # fmt: skip

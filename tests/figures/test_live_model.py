@@ -165,6 +165,26 @@ def test_the_model_runs_in_the_page(chromium, address):
 
 
 @needs_browser
+def test_past_its_trained_length_it_repeats_a_list_only_with_yarn(chromium, address):
+    """Within it the words are right; past it none, and with YaRN some; loaded when the position first moves."""
+    watched = Watched(chromium, f"{address}#past")
+    assert watched.page.locator("#past .right").count() == 0
+    said = {}
+    for fragment in ("past.position=100", "past.position=400", "past.position=400&past.yarn=1"):
+        watched.go(f"past&{fragment}")
+        watched.page.wait_for_timeout(100)
+        watched.page.wait_for_selector("#past .sample:not([aria-busy]) .right", state="attached")
+        said[fragment] = watched.page.locator("#past .right").text_content().split()
+    words = ["whisper", "bishop", "garden", "ribbon", "hammer", "winter", "parrot"]
+    near, far, yarn = said.values()
+    assert near[:3] == words[4:7]
+    assert far == []
+    assert yarn[:4] == words[:4]
+    assert "0 of 32 pairs" in watched.page.inner_text("#past .caption")
+    watched.assert_quiet()
+
+
+@needs_browser
 def test_typing_appending_and_generating(chromium, address):
     """A typed text is read; a next token and a continuation are appended; a link brings the text back."""
     watched = Watched(chromium, f"{address}#live&live.on=1")

@@ -17,7 +17,6 @@ from ropewalk.figures import (
     ratios_numbers,
     unseen_numbers,
     wavelengths_numbers,
-    waves_numbers,
 )
 from ropewalk.figures.material import (
     LayerInput,
@@ -45,16 +44,6 @@ def test_packaged_configs_are_the_published_ones() -> None:
     assert len(packaged_configs()) == 6
     for name in packaged_configs():
         assert packaged("configs", f"{name}.json").read_bytes() == (FIXTURES / f"{name}.json").read_bytes()
-
-
-def test_waves_begin_again_after_a_wavelength() -> None:
-    """Cosine and sine by position, and the tokens of one turn."""
-    found = waves_numbers(rope(16, length=32), 64, pairs=(3, 1))
-    assert list(found["curves"]) == [1, 3]
-    cos, sin = found["curves"][3]
-    np.testing.assert_allclose(cos + 1j * sin, np.exp(1j * ladder(1e4, 16)[3] * found["positions"]), atol=1e-12)
-    assert found["wavelengths"][1] == pytest.approx(2 * np.pi * 10_000 ** (2 / 16))
-    assert (found["positions"][-1], found["trained_length"]) == (64, 32)
 
 
 def test_decay_of_equal_pairs_and_the_papers_bound() -> None:

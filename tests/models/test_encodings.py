@@ -111,8 +111,8 @@ def test_alibi_slopes_are_transformers(heads):
 @pytest.mark.parametrize("causal", [True, False])
 def test_fire(causal):
     """f(log(c|m - n| + 1) / log(c max(L, m) + 1)); keys after the query count from their own position."""
-    module, numbers = built(encodings.FIRE(first_threshold=40.0), causal=causal)
-    c, threshold = float(numbers["c"]), abs(float(numbers["threshold"]) * 40.0)
+    module, numbers = built(encodings.FIRE(), causal=causal)
+    c, threshold = float(numbers["c"]), abs(float(numbers["threshold"]) * 512.0)
 
     def formula(h, m, n):
         share = math.log(abs(c * abs(m - n)) + 1) / math.log(abs(c * max(threshold, m, n)) + 1)
@@ -140,9 +140,9 @@ def test_transformer_xl():
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("center", [0, 300])
 def test_xpos(center, interleaved):
-    """Scores are RoPE's, each pair's part times zeta^((m - n)/scale_base); the centre cancels."""
+    """Scores are RoPE's, each pair's part times zeta^((m - n)/512); the centre cancels."""
     rope = rw.RopeConfig(4, interleaved=interleaved)
-    module = encodings.XPos(rope, scale_base=50.0, center=center).build(SIZES)
+    module = encodings.XPos(rope, center=center).build(SIZES)
     q, k = torch.randn(2, 1, 1, 3, 4, dtype=torch.float64)
     for m, n in ((0, 0), (9, 2), (512, 100)):
         turned = module.encoded(q, k, torch.tensor([m]))[0], module.encoded(q, k, torch.tensor([n]))[1]
@@ -152,7 +152,7 @@ def test_xpos(center, interleaved):
         b = oracle.rotate(k.numpy(), angles[1:][None, :, None], interleaved=interleaved)
         zeta = (np.arange(0, 4, 2) / 4 + 0.4) / 1.4
         pairs = [0, 0, 1, 1] if interleaved else [0, 1, 0, 1]
-        expected = (a * b * (zeta ** ((m - n) / 50.0))[pairs]).sum(-1).flatten()
+        expected = (a * b * (zeta ** ((m - n) / 512.0))[pairs]).sum(-1).flatten()
         np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -262,7 +262,6 @@ def small(encoding):
         (lambda: rw.Attention(8, 2, encoding="xpos", causal=False), "must be causal"),
         (lambda: encodings.XPos().build(SIZES).encoded(*torch.zeros(2, 1, 1, 3, 4), torch.tensor([40_000])), "too far"),
         (lambda: encodings.T5Bias(num_buckets=6), "num_buckets"),
-        (lambda: encodings.FIRE(width=0), "width"),
         (lambda: encodings.RelativeBias(max_distance=-1), "max_distance"),
     ],
 )

@@ -167,6 +167,12 @@ export function envelope(invFreq: readonly number[], distance: number): number {
   return invFreq.reduce((sum, f) => sum + Math.cos(distance * f), 0) / Math.max(1, invFreq.length);
 }
 
+/** Return whether training up to `trained` tokens at frequency f showed no angle like this one. */
+export function neverSeen(angle: number, f: number, trained: number): boolean {
+  const shown = trained * f; // a pair that completes a turn has shown every angle
+  return shown < TURN && angle % TURN > shown * 1.000001;
+}
+
 /** Return the tokens of one full turn; infinite for a pair that is not rotated. */
 export function wavelength(frequency: number): number {
   return frequency === 0 ? Infinity : TURN / frequency;

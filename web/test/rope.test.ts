@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import golden from "./golden/rope.json";
 import { mropePositions, type Segment } from "../src/mrope.ts";
-import { angles, axisFrequencies, frequencies, rotate, type Rule } from "../src/rope.ts";
+import { LADDER, TRAINED } from "../src/pictures/past.ts";
+import { angles, axisFrequencies, frequencies, neverSeen, rotate, type Rule } from "../src/rope.ts";
 
 function close(found: readonly number[], expected: readonly number[], tolerance: number, what: string): void {
   assert.equal(found.length, expected.length, what);
@@ -36,6 +37,14 @@ for (const one of golden.rotations) {
 for (const { segments, positions } of golden.rows) {
   test(`coordinates as Python's: ${segments.map(({ kind }) => kind).join(", ")}`, () => {
     assert.deepEqual(mropePositions(segments as Segment[]).map(({ position }) => position), positions);
+  });
+}
+
+for (const { rule, position, pairs } of golden.unseen) {
+  test(`angles never seen as Python's: ${rule?.rope_type ?? "plain"} at ${position}`, () => {
+    const trained = frequencies(LADDER).invFreq;
+    const found = frequencies(LADDER, rule as Rule | null).invFreq.map((f, i) => neverSeen(position * f, trained[i] ?? 0, TRAINED));
+    assert.deepEqual(found.flatMap((one, pair) => (one ? [pair] : [])), pairs);
   });
 }
 

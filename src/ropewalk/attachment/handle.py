@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward, typical_difference
-from ropewalk.attachment.layers import positions_of, rope_fields, text_config_of
+from ropewalk.attachment.config_keys import rope_fields
+from ropewalk.attachment.layers import positions_of, text_config_of
 from ropewalk.attachment.live_attention import (
     WITH_MASKS,
     CallLayouts,

@@ -17,14 +17,12 @@ if TYPE_CHECKING:
         unseen_numbers,
         wavelengths,
         wavelengths_numbers,
-        waves,
-        waves_numbers,
     )
     from ropewalk.figures.scores import decay, decay_numbers, maps, maps_numbers
 
 __all__ = [
     "decay", "decay_numbers", "maps", "maps_numbers", "ratios", "ratios_numbers", "unseen", "unseen_numbers",
-    "wavelengths", "wavelengths_numbers", "waves", "waves_numbers",
+    "wavelengths", "wavelengths_numbers",
 ]  # fmt: skip
 
 

@@ -165,11 +165,11 @@ def _samples(model: Decoder) -> list[dict[str, str]]:
 
     words = _TWICE.split()
     twice = f"{_TWICE}. {' '.join(words[:12])}"
-    far = f"{_TWICE}.\n{opening(320)}\n{' '.join(words[:8])}"
+    far = f"{_TWICE}.\n{opening(256)}\n{' '.join(words[:8])}"
     return [
         {"name": "Moby-Dick, 60 tokens", "text": opening(60)},
         {"name": "A list, repeated", "text": twice},
-        {"name": "The list again, 320 tokens later", "text": far},
+        {"name": "The list again, 256 tokens later", "text": far},
         {"name": "Moby-Dick, 250 tokens", "text": opening(250)},
         {"name": "Moby-Dick, 900 tokens", "text": opening(900)},
     ]

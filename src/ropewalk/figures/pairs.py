@@ -1,4 +1,4 @@
-"""Figures of a rope's pairs: waves, unseen angles, frequency ratios, and wavelengths of published models."""
+"""Figures of a rope's pairs: unseen angles, frequency ratios, and wavelengths of published models."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.errors import RopeError
-from ropewalk.figures.material import Array, described, frequencies, main_rope, opened, theta_of
+from ropewalk.figures.material import Array, frequencies, main_rope, opened, theta_of
 from ropewalk.figures.style import (
     BLUE,
     INK,
+    ON_LIGHT,
     QUIET,
     RED,
-    SHADE,
     bar,
     caption,
+    fit,
     heat,
+    legend,
     length_ticks,
     look_of,
     panel,
@@ -49,99 +51,6 @@ NAMES = {
 _UNSEEN = "#f0a068"
 
 
-def waves(config: Any, length: int = 512, *, pairs: Sequence[int] = ()) -> Figure:
-    """Draw cosine and sine of a few pairs' angles by position, and the config's trained length.
-
-    **Arguments:**
-    - `config`: a `RopeConfig`; a packaged config ("llama_2_7b"); the path of a config.json, a folder or a .gguf; the
-      content of a config.json; or a transformers config. Of several ropes, that of full attention.
-    - `length`: tokens shown.
-    - `pairs`: at most twelve, the fastest is 0; by default six over the head.
-
-    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a pair that the head does not have.
-
-    >>> import ropewalk as rw
-    >>> len(rw.figures.waves("llama_2_7b", 8192, pairs=(0, 16, 32)).axes)
-    3
-    """
-    shown = waves_numbers(config, length, pairs=pairs)
-    positions, curves, trained = shown["positions"], shown["curves"], shown["trained_length"]
-    with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8.8, 1.5 + 1.0 * len(curves)))
-        grid = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
-        last = positions[-1]
-        for axes, (pair, (cos, sin)) in zip(grid, curves.items(), strict=True):
-            if trained is not None and trained < last:
-                axes.axvspan(trained, last, color=SHADE, zorder=0, linewidth=0)
-                axes.axvline(trained, color=INK, linewidth=1)
-            axes.plot(positions, cos, color=BLUE, linewidth=1.4, label="cosine")
-            axes.plot(positions, sin, color=RED, linewidth=1.2, linestyle=(0, (4, 1.5)), label="sine")
-            axes.set_ylim(-1.15, 1.15)
-            axes.set_yticks([-1, 0, 1])
-            axes.set_xlim(0, last)
-            title, turn = f"pair {pair}", shown["wavelengths"][pair]
-            title += f": {turn:,.1f} tokens per turn"
-            if trained is not None:
-                share = trained / turn
-                title += f", {share:,.1f} turns in training" if share >= 1 else f", {share:.2g} turns in training"
-            panel(axes, title)
-        if trained is not None and trained < last:
-            grid[0].annotate(
-                f"trained length {tokens(trained)}", (trained, 1), xycoords=("data", "axes fraction"),
-                xytext=(3, 6), textcoords="offset points", fontsize=9,
-            )  # fmt: skip
-        figure.supylabel("cosine and sine of the angle (no unit)", fontsize=10)
-        grid[-1].set_xlabel("position (tokens)")
-        if last % 8 == 0:
-            grid[-1].set_xticks([last * eighth / 8 for eighth in range(9)])
-        length_ticks(grid[-1])
-        caption(figure, "Sine and cosine of each pair's angle", shown["note"])
-        handles, names = grid[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="upper right", ncols=2)
-        return figure
-
-
-def waves_numbers(config: Any, length: int = 512, *, pairs: Sequence[int] = ()) -> dict[str, Any]:
-    """Return what `waves` draws, by its arguments.
-
-    **Returns:** "positions", up to 4,097 points from 0 to `length`; "curves", by pair (cosine, sine) of each;
-    "wavelengths", tokens per turn by pair; "trained_length", tokens or None; "note".
-
-    >>> import ropewalk as rw
-    >>> waves = rw.figures.waves_numbers(rw.RopeConfig(64, interleaved=False), pairs=(0, 16))
-    >>> {pair: round(tokens, 1) for pair, tokens in waves["wavelengths"].items()}
-    {0: 6.3, 16: 628.3}
-    """
-    check_whole("figures.waves", optional=False, length=length)
-    rope = main_rope(config)
-    inv_freq = frequencies(rope, length)
-    shown = _chosen(pairs, len(inv_freq))
-    positions = np.linspace(0, length, min(8 * length, 4096) + 1)
-    angles = np.outer(inv_freq[list(shown)], positions)
-    return {
-        "positions": positions,
-        "curves": {pair: (np.cos(row), np.sin(row)) for pair, row in zip(shown, angles, strict=True)},
-        "wavelengths": {pair: 2 * np.pi / float(inv_freq[pair]) if inv_freq[pair] else np.inf for pair in shown},
-        "trained_length": rope.trained_length,
-        "note": described(rope),
-    }
-
-
-def _chosen(pairs: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the requested pairs in order, or by default six over the head."""
-    if not len(pairs):
-        return tuple(sorted({count * eighth // 8 for eighth in (0, 1, 2, 3, 4, 6)}))
-    if min(pairs) < 0 or max(pairs) >= count or len(pairs) > 12:
-        raise RopeError(
-            "figures.waves: `pairs` are counted from 0 within the head, at most twelve.",
-            facts={"pairs": pairs, "pairs of the head": count},
-            cure=f"Choose from 0 to {count - 1}, or leave it out.",
-        )
-    return tuple(sorted(set(pairs)))
-
-
 def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure:
     """Draw the angles that no token had in training, hatched and counted: unscaled, then under each method.
 
@@ -149,7 +58,9 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
     with its scaling. The colour of a column is the pair's frequency over its unscaled one.
 
     **Arguments:**
-    - `config`: as for `rw.figures.waves`, with a trained length.
+    - `config`: a `RopeConfig` with a trained length; a packaged config ("llama_2_7b"); the path of a config.json, a
+      folder or a .gguf; the content of a config.json; or a transformers config. Of several ropes, that of full
+      attention.
     - `target`: tokens of the long window; by default the length of the config's own scaling, or four times the trained
       length.
     - `rows`: positions in the picture.
@@ -169,9 +80,9 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
         from matplotlib.patches import Patch
         from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-        columns = min(3, len(cells))
+        columns = min(fit(3, 2), len(cells))
         rows = -(-len(cells) // columns)
-        figure = Figure(figsize=(2.3 + 2.7 * columns, 1.5 + 2.9 * rows))
+        figure = Figure(figsize=fit((2.3 + 2.7 * columns, 1.5 + 2.9 * rows), (4.3, 1.7 + 1.7 * rows)))
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         last = positions[-1] + 1
         least = min(0.5, *(float(values.min()) for values in ratios.values()))
@@ -186,10 +97,9 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
                 for start, stop in _runs(unseen_cells[:, pair]):
                     top, low = start * last / count, stop * last / count
                     boxes.append([(pair - 0.5, top), (pair + 0.5, top), (pair + 0.5, low), (pair - 0.5, low)])
-            axes.add_collection(
-                PolyCollection(boxes, facecolors=_UNSEEN, edgecolors=INK, linewidths=0, hatch="/////"), autolim=False
-            )
-            axes.axhline(trained, color=INK, linewidth=1.2)
+            look: Any = {"facecolors": _UNSEEN, "edgecolors": ON_LIGHT, "linewidths": 0, "hatch": "/////"}
+            axes.add_collection(PolyCollection(boxes, **look), autolim=False)
+            axes.axhline(trained, color=ON_LIGHT, linewidth=1.2)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             length_ticks(axes, "y")
             axes.set_yticks([0, *(last * share / 4 for share in range(1, 5))])
@@ -202,15 +112,20 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
             axes.set_ylabel("position (tokens)")
         grid[0][0].annotate(
             f"{shown['mark']} {tokens(trained)}", (0, trained), xytext=(2, -3),
-            textcoords="offset points", va="top", fontsize=9,
+            textcoords="offset points", va="top", fontsize=fit(9, 7), color=ON_LIGHT,
         )  # fmt: skip
-        drawn = bar(figure, image, grid, "frequency / unscaled frequency (no unit)", shrink=0.7, pad=0.02)
-        drawn.ax.yaxis.set_major_locator(FixedLocator([2.0**-n for n in range(12) if 2.0**-n >= least]))
-        drawn.ax.yaxis.set_major_formatter(FuncFormatter(_fraction))
-        drawn.ax.yaxis.set_minor_locator(NullLocator())
+        place = fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40})
+        drawn = bar(figure, image, grid, "frequency / unscaled frequency (no unit)", **place)
+        axis = fit(drawn.ax.yaxis, drawn.ax.xaxis)
+        axis.set_major_locator(FixedLocator([2.0**-n for n in range(12) if 2.0**-n >= least]))
+        axis.set_major_formatter(FuncFormatter(_fraction))
+        axis.set_minor_locator(NullLocator())
         caption(figure, shown["title"], shown["note"])
-        handle = Patch(facecolor=_UNSEEN, edgecolor=INK, linewidth=0, hatch="/////", label="angle never seen")
-        figure.legend(handles=[handle], loc="upper right", borderaxespad=0.2)
+        handle = Patch(facecolor=_UNSEEN, edgecolor=ON_LIGHT, linewidth=0, hatch="/////", label="angle never seen")
+        if fit(True, False):
+            figure.legend(handles=[handle], loc="upper right", borderaxespad=0.2)
+        else:
+            grid[0][-1].legend(handles=[handle], loc="lower left", labelcolor=ON_LIGHT)
         return figure
 
 
@@ -301,7 +216,7 @@ def ratios(configs: Any) -> Figure:
     The line of the config's own scaling is thick.
 
     **Arguments:**
-    - `configs`: a config as for `rw.figures.waves`, with a trained length, or a list of them: a panel for each.
+    - `configs`: a config as for `rw.figures.unseen`, with a trained length, or a list of them: a panel for each.
 
     **Returns:** a matplotlib figure. **Raises:** `RopeError` for a rope that no method extends.
 
@@ -315,8 +230,8 @@ def ratios(configs: Any) -> Figure:
         from matplotlib.lines import Line2D
         from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullFormatter, NullLocator
 
-        figure = Figure(figsize=(2.0 + 3.3 * max(2, len(panels)), 4.5))
-        grid = figure.subplots(1, len(panels), squeeze=False)[0]
+        figure = Figure(figsize=fit((2.0 + 3.3 * max(2, len(panels)), 4.5), (4.3, 1.2 + 2.1 * len(panels))))
+        grid = figure.subplots(*fit((1, len(panels)), (len(panels), 1)), squeeze=False).ravel()
         drawn = list(dict.fromkeys(name for one in panels for name in one["ratios"]))
         for axes, one in zip(grid, panels, strict=True):
             axes.set_yscale("log", base=2)
@@ -342,13 +257,13 @@ def ratios(configs: Any) -> Figure:
             axes.xaxis.set_major_locator(MultipleLocator(16 if len(values) > 32 else 8))
             panel(axes, one["title"])
             axes.set_xlabel("pair (fastest first)")
-        grid[0].set_ylabel("frequency / unscaled frequency (no unit)")
+        grid[fit(0, len(panels) // 2)].set_ylabel("frequency / unscaled frequency (no unit)")
         caption(figure, "What each scaling does to each pair's frequency", shown["note"])
         handles = [
             Line2D([], [], color=look.color, linestyle=look.line, marker=look.marker)  # type: ignore[arg-type]
             for look in map(look_of, drawn)
         ]
-        figure.legend(handles, [NAMES.get(name, name) for name in drawn], loc="outside right upper")
+        legend(figure, grid[-1], handles, [NAMES.get(name, name) for name in drawn], columns=3)
         return figure
 
 
@@ -393,7 +308,7 @@ def wavelengths(configs: Any) -> Figure:
     A scaling is included if the model was trained with it (Llama 3.1), and excluded if it is an option for inference.
 
     **Arguments:**
-    - `configs`: a config as for `rw.figures.waves`, with a trained length, or a list of them. A model whose layers
+    - `configs`: a config as for `rw.figures.unseen`, with a trained length, or a list of them. A model whose layers
       rotate differently has a row for each kind.
 
     **Returns:** a matplotlib figure. **Raises:** `RopeError` for a config without a trained length.
@@ -407,7 +322,7 @@ def wavelengths(configs: Any) -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-        figure = Figure(figsize=(9.6, 1.5 + 0.62 * len(rows)))
+        figure = Figure(figsize=fit((9.6, 1.5 + 0.62 * len(rows)), (4.3, 1.7 + 0.5 * len(rows))))
         axes = figure.add_subplot()
         axes.set_xscale("log", base=2)
         for place, (_, turns, longest, _) in enumerate(rows):
@@ -426,16 +341,18 @@ def wavelengths(configs: Any) -> Figure:
                 label=None if place else "trained length",
             )  # fmt: skip
             axes.annotate(
-                tokens(longest), (longest, place - 0.34), xytext=(3, 0), textcoords="offset points", fontsize=8,
+                tokens(longest), (longest, place - 0.34), xytext=(3, 0), textcoords="offset points", fontsize=fit(8, 6),
                 va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
             )  # fmt: skip
             axes.annotate(
-                f"{len(outside)} of {len(turns)} pairs", (1, place), xycoords=("axes fraction", "data"),
-                xytext=(8, 0), textcoords="offset points", fontsize=9, va="center", color=RED if outside else INK,
+                f"{len(outside)} of {len(turns)}{fit(' pairs', '')}", (1, place), xycoords=("axes fraction", "data"),
+                xytext=(fit(8, 3), 0), textcoords="offset points", fontsize=fit(9, 7), va="center",
+                color=RED if outside else INK,
             )  # fmt: skip
         axes.annotate(
-            "never a whole turn", (1, -0.8), xycoords=("axes fraction", "data"), xytext=(8, 0),
-            textcoords="offset points", fontsize=9, va="center", color=QUIET, annotation_clip=False,
+            fit("never a whole turn", "never\na turn"), (1, -0.8), xycoords=("axes fraction", "data"),
+            xytext=(fit(8, 3), 0), textcoords="offset points", fontsize=fit(9, 7), va="center", color=QUIET,
+            annotation_clip=False,
         )  # fmt: skip
         axes.set_yticks(
             range(len(rows)), [name if "theta" in name else f"{name}\ntheta {theta}" for name, _, _, theta in rows]
@@ -447,7 +364,10 @@ def wavelengths(configs: Any) -> Figure:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("wavelength (tokens per turn)")
         axes.grid(axis="y", visible=False)
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=3)
+        axes.legend(
+            **fit({"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3},
+                  {"loc": "upper center", "bbox_to_anchor": (0.2, -0.2), "ncols": 2, "fontsize": 7})
+        )  # fmt: skip
         caption(figure, "Wavelengths of real models and their trained lengths", shown["note"])
         return figure
 

@@ -32,10 +32,12 @@ from ropewalk.figures.style import (
     RED,
     bar,
     caption,
+    fit,
     heat,
     length_ticks,
     panel,
     style,
+    wrapped,
 )
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
@@ -64,7 +66,7 @@ def decay(
     """Draw scores by distance: of equal q and k, the paper's bound, of random q and k, and of each head of a model.
 
     **Arguments:**
-    - `config`: as for `rw.figures.waves`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
+    - `config`: as for `rw.figures.unseen`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
     - `model`: a trained `Decoder`, or the argument of `rw.load` ("tiny"). Without it, the last panel is left out.
     - `text`: for the model; by default Moby-Dick. `texts`, `tokens`: windows of it, and the tokens of each.
     - `seed`: of random q and k.
@@ -79,8 +81,8 @@ def decay(
     with style():
         from matplotlib.figure import Figure
 
-        rows, columns = (2, 2) if heads else (1, 3)
-        figure = Figure(figsize=(4.6 * columns, 3.8 * rows))
+        rows, columns = fit((2, 2) if heads else (1, 3), (4 if heads else 3, 1))
+        figure = Figure(figsize=fit((4.6 * columns, 3.8 * rows), (4.3, 2.4 * rows)))
         panels = figure.subplots(rows, columns).ravel()
         first, above, second = panels[:3]
         first.plot(distances, shown["equal"], color=BLUE, label="equal pairs, q = k")
@@ -120,7 +122,7 @@ def decay(
             third.set_ylim(low, high + 0.25 * (high - low))
             third.legend(loc="upper right", fontsize=8)
             panel(third, f"{shown['model']}: {shown['rising_count']} of {len(heads)} heads rise again")
-            third.set_ylabel("mean score q·k / √head_dim, less its mean")
+            third.set_ylabel(f"mean score q·k / √head_dim,{fit(' ', chr(10))}less its mean")
         for axes in panels:
             axes.axhline(0, color=QUIET, linewidth=0.8)
             axes.set_xlim(distances[0], distances[-1])
@@ -270,7 +272,7 @@ def maps(
         from matplotlib.colors import LogNorm
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(2.0 + 2.7 * len(columns), 1.3 + 2.75 * len(rows)))
+        figure = Figure(figsize=fit((2.0 + 2.7 * len(columns), 1.3 + 2.75 * len(rows)), (4.3, 1.6 + 1.6 * len(rows))))
         grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
         image = None
         for index, (label, weights) in enumerate(rows):
@@ -283,12 +285,13 @@ def maps(
                 axes.spines[["left", "bottom"]].set_visible(False)
                 if index == 0:
                     first, colon, rest = name.partition(": ")
-                    panel(axes, f"{first}\n{rest}" if colon else f"{first}\n")
-                if index == len(rows) - 1:
-                    axes.set_xlabel("key position (tokens)")
-            grid[index][0].set_ylabel(f"{label}\n\nquery position (tokens)")
+                    panel(axes, fit(f"{first}\n{rest}" if colon else f"{first}\n", wrapped(first, 15)))
+            grid[index][0].set_ylabel(f"{label}\n\nquery position{fit(' ', chr(10))}(tokens)")
+        for axes in grid[-1][fit(slice(None), slice(1, 2))]:
+            axes.set_xlabel("key position (tokens)")
         if image is not None:
-            bar(figure, image, grid, f"attention weight (no unit; {LEAST:g} and below alike)", shrink=0.6, pad=0.02)
+            place = fit({"shrink": 0.6, "pad": 0.02}, {"location": "bottom", "aspect": 40})
+            bar(figure, image, grid, f"attention weight (no unit; {LEAST:g} and below alike)", **place)
         caption(figure, "Attention maps: rotation changes them, a shift does not", shown["note"])
         return figure
 

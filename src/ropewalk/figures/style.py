@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.imports import need
@@ -19,6 +21,7 @@ QUIET = "#767676"
 GRID = "#e4e4e4"
 SHADE = "#f3f0e8"
 PALE = "#c9c9c9"
+ON_LIGHT = "#212121"  # ink on what is light on dark pages, too
 # Okabe and Ito's colours by name, from dark to light when printed in grey
 BLUE, RED, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 # inches: half of a desktop page, and a phone's width
@@ -68,26 +71,59 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+_NARROW = ContextVar("narrow", default=False)
+_SMALL: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 9, "lines.linewidth": 1.4, "lines.markersize": 3.5}
+
+
 @contextmanager
-def style() -> Iterator[None]:
-    """Apply the look to figures made inside the block; global settings are restored at its end."""
+def narrow_page() -> Iterator[None]:
+    """Draw the figures made inside the block for a phone: 4.3 inches wide, with smaller text."""
+    token = _NARROW.set(True)
+    try:
+        yield
+    finally:
+        _NARROW.reset(token)
+
+
+def fit(wide: Any, narrow: Any) -> Any:
+    """Return the second inside `narrow_page`, else the first."""
+    return narrow if _NARROW.get() else wide
+
+
+@contextmanager
+def style(**settings: Any) -> Iterator[None]:
+    """Apply the look, changed by `settings`, to figures made in the block; global settings are restored at its end."""
     need("matplotlib", extra="figures")
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    look: dict[Any, Any] = {**_STYLE, **fit({}, _SMALL), **settings}
+    with matplotlib.rc_context(look):
         yield
 
 
 def caption(figure: Figure, title: str, note: str = "") -> None:
     """Write a title above all panels, and a small note below them."""
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.suptitle(fit(title, wrapped(title, 44)), x=0.01, ha="left", fontsize=fit(12, 10), fontweight="bold")
     if note:
-        figure.supxlabel(note, fontsize=8, color=QUIET, x=0.01, ha="left")
+        figure.supxlabel(fit(note, wrapped(note, 74)), fontsize=fit(8, 7), color=QUIET, x=0.01, ha="left")
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Return the text in lines of at most so many characters."""
+    return textwrap.fill(" ".join(text.split()), columns)
 
 
 def panel(axes: Axes, title: str) -> None:
     """Write a panel's title, smaller than the figure's."""
-    axes.set_title(title, fontsize=10, fontweight="normal", color=INK, pad=6)
+    axes.set_title(title, fontsize=fit(10, 8), fontweight="normal", color=INK, pad=fit(6, 4))
+
+
+def legend(figure: Figure, axes: Axes, handles: Any, names: Any, *, columns: int) -> None:
+    """Write the legend beside the panels, or on a narrow page below these axes."""
+    if fit(True, False):
+        figure.legend(handles, names, loc="outside right upper")
+    else:
+        axes.legend(handles, names, loc="upper center", bbox_to_anchor=(0.4, -0.25), ncols=columns, fontsize=7)
 
 
 def heat(axes: Axes, values: Any, **more: Any) -> Any:
@@ -103,10 +139,13 @@ def bar(figure: Figure, image: Any, axes: Any, label: str, **more: Any) -> Any:
     return drawn
 
 
-def render(figure: Figure, kind: str) -> bytes:
-    """Return the bytes of a "png" (160 dots per inch) or "svg" file; equal figures give equal bytes."""
+def render(figure: Figure, kind: str, **settings: Any) -> bytes:
+    """Return the bytes of a "png" (160 dots per inch) or "svg" file; equal figures give equal bytes.
+
+    `settings`: of matplotlib's rcParams, instead of the style's.
+    """
     buffer = io.BytesIO()
-    with style():
+    with style(**settings):
         metadata = {"Date": None, "Creator": "ropewalk"} if kind == "svg" else {"Software": "ropewalk"}
         figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()

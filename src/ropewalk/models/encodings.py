@@ -296,10 +296,7 @@ class _Logarithmic(DistanceBias):
 @checked
 @dataclass(frozen=True)
 class FIRE(EncodingConfig):
-    """A small network for each layer that maps normalized distances to biases.
-
-    - `width`: features of its hidden layer.
-    - `first_c`, `first_threshold` (tokens): initial c and L, as published.
+    """A small network for each layer that maps normalized distances to biases; its numbers begin as published.
 
     Our extension for queries that see later keys: distances are absolute, and i is the later of both positions.
     Source: Li et al. 2023, arXiv:2310.04418.
@@ -310,15 +307,12 @@ class FIRE(EncodingConfig):
 
     name: ClassVar[str] = "fire"
     shared: ClassVar[bool] = False
-    width: int = 32
-    first_c: float = 0.1
-    first_threshold: float = 512.0
-
-    def __post_init__(self) -> None:
-        check_positive("FIRE", width=self.width, first_c=self.first_c, first_threshold=self.first_threshold)
 
     def build(self, sizes: Sizes) -> Encoding:
         return _Interpolated(self, sizes)
+
+
+_FIRE_WIDTH, _FIRE_LENGTH = 32, 512.0  # features of the hidden layer; the first threshold, in tokens
 
 
 class _Interpolated(Encoding):
@@ -327,10 +321,10 @@ class _Interpolated(Encoding):
 
     def __init__(self, config: FIRE, sizes: Sizes) -> None:
         super().__init__(config)
-        self.inner = nn.Linear(1, config.width)
-        self.outer = nn.Linear(config.width, sizes.num_attention_heads)
+        self.inner = nn.Linear(1, _FIRE_WIDTH)
+        self.outer = nn.Linear(_FIRE_WIDTH, sizes.num_attention_heads)
         self.c = nn.Parameter(torch.empty(()))
-        self.threshold = nn.Parameter(torch.empty(()))  # in units of `first_threshold`, as published
+        self.threshold = nn.Parameter(torch.empty(()))  # in units of the first one, as published
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -338,7 +332,7 @@ class _Interpolated(Encoding):
         self.inner.reset_parameters()
         self.outer.reset_parameters()
         with torch.no_grad():
-            self.c.fill_(self.config.first_c)
+            self.c.fill_(0.1)
             self.threshold.fill_(1.0)
 
     def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
@@ -346,7 +340,7 @@ class _Interpolated(Encoding):
         c = self.c.to(exact)
         distance = places.distance.abs().to(exact)
         later = torch.maximum(places.queries[..., :, None], places.keys[..., None, :]).to(exact)
-        limit = torch.maximum(later, (self.threshold.to(exact) * self.config.first_threshold).abs())
+        limit = torch.maximum(later, (self.threshold.to(exact) * _FIRE_LENGTH).abs())
         share = torch.log((c * distance).abs() + 1) / torch.log((c * limit).abs() + 1).clamp(min=1e-6)
         hidden = torch.relu(self.inner(share[..., None].to(self.inner.weight.dtype)))
         bias: Tensor = self.outer(hidden)
@@ -417,7 +411,6 @@ class XPos(EncodingConfig):
     """RoPE with scales that decay with the distance, for causal attention (scores of later keys would grow).
 
     - `rope`: the rotation; None is half-split RoPE of the whole head.
-    - `scale_base`: tokens. `gamma`: 0.4 as published.
     - `center`: position with scale 1. float32 and bfloat16 allow 35,000 tokens on either side of it, float16 4,000;
       positions beyond raise `RopeError`.
 
@@ -430,12 +423,7 @@ class XPos(EncodingConfig):
 
     name: ClassVar[str] = "xpos"
     rope: RopeConfig | None = None
-    scale_base: float = 512.0
-    gamma: float = 0.4
     center: int = 0
-
-    def __post_init__(self) -> None:
-        check_positive("XPos", scale_base=self.scale_base, gamma=self.gamma)
 
     def build(self, sizes: Sizes) -> Encoding:
         if not sizes.causal:
@@ -444,6 +432,9 @@ class XPos(EncodingConfig):
                 cure="Use RoPE if queries see later keys.",
             )
         return _Scaled(self, sizes)
+
+
+_SCALE_BASE, _GAMMA = 512.0, 0.4  # tokens, and the share of the fastest pair, as published
 
 
 class _Scaled(Encoding):
@@ -464,9 +455,9 @@ class _Scaled(Encoding):
         exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
         pairs = cos.shape[-1]
-        exponent = (position_ids - self.config.center).to(torch.float64) / self.config.scale_base
+        exponent = (position_ids - self.config.center).to(torch.float64) / _SCALE_BASE
         share = torch.arange(pairs, dtype=torch.float64, device=q.device) / pairs
-        log_zeta = ((share + self.config.gamma) / (1 + self.config.gamma)).log()
+        log_zeta = ((share + _GAMMA) / (1 + _GAMMA)).log()
         self._check_reach(position_ids, q.dtype)
         scale = (exponent[..., None] * log_zeta).exp().to(exact)
         return self._rotate(q, cos * scale, sin * scale), self._rotate(k, cos / scale, sin / scale)
@@ -480,13 +471,13 @@ class _Scaled(Encoding):
         if torch.compiler.is_compiling() or position_ids.device.type != "cpu" or not position_ids.numel():
             return
         nats = {torch.float64: 600.0, torch.float16: 9.7}.get(dtype, 87.0)  # -log of the least normal number
-        most = nats * self.config.scale_base / math.log((1 + self.config.gamma) / self.config.gamma)
+        most = nats * _SCALE_BASE / math.log((1 + _GAMMA) / _GAMMA)
         farthest = int((position_ids - self.config.center).abs().max())
         if farthest > most:
             raise RopeError(
                 "XPos: this position is too far from the centre: its scale exceeds the range of the dtype.",
                 facts={"farthest": farthest, "limit": int(most), "dtype": dtype, "center": self.config.center},
-                cure="Put `center` in the middle of the context, or choose a larger `scale_base`.",
+                cure="Put `center` in the middle of the context.",
             )
 
 

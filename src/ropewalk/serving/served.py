@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropewalk.attachment.layers import attention_keys, fields_under
+from ropewalk.attachment.config_keys import attention_keys, fields_under
 from ropewalk.checkpoints.checkpoint import Checkpoint, has_weights
 from ropewalk.checkpoints.gguf import PERMUTED, gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile

@@ -2,6 +2,7 @@ import type { PageContext, Picture } from "../picture.ts";
 import { h } from "../ui/dom.ts";
 import { layout } from "../ui/layout.ts";
 import { ModelClient } from "./client.ts";
+import type { Loaded } from "./engine.ts";
 import { LiveView } from "./live-view.ts";
 
 const ID = "live";
@@ -18,7 +19,7 @@ export const live: Picture = {
 
 /** Fill `root` with the button that loads the model, then with the model. Return a function that ends the worker. */
 export function mountLive(root: HTMLElement, context: PageContext): () => void {
-  let client: ModelClient | undefined;
+  let stop = (): void => {};
   let ended = (): void => {};
   const about = h("p", { class: "caption" }, "The page is still receiving the model, its last and largest part.");
   const status = h("p", { "aria-live": "polite" });
@@ -31,17 +32,9 @@ export function mountLive(root: HTMLElement, context: PageContext): () => void {
   const load = (): void => {
     start.disabled = true;
     status.textContent = "Unpacking the model…";
-    try {
-      client = new ModelClient(
-        packedModel(),
-        (model) => {
-          ended = new LiveView(ID, root, context.state, client!, model).end;
-        },
-        failed,
-      );
-    } catch (error) {
-      failed(error instanceof Error ? error.message : String(error));
-    }
+    stop = startModel((model, client) => {
+      ended = new LiveView(ID, root, context.state, client, model).end;
+    }, failed);
   };
   start.addEventListener("click", () => {
     context.state.set(ID, { on: "1" });
@@ -63,6 +56,23 @@ export function mountLive(root: HTMLElement, context: PageContext): () => void {
   return () => {
     stopWaiting();
     ended();
+    stop();
+  };
+}
+
+/** Load the model in a worker once the page is received; return a function that ends it. */
+export function startModel(loaded: (model: Loaded, client: ModelClient) => void, failed: (reason: string) => void): () => void {
+  let client: ModelClient | undefined;
+  const stopWaiting = whenReceived(() => {
+    if (packedModel() === "") return failed("this page was written without the model");
+    try {
+      client = new ModelClient(packedModel(), (model) => loaded(model, client!), failed);
+    } catch (error) {
+      failed(error instanceof Error ? error.message : String(error));
+    }
+  });
+  return () => {
+    stopWaiting();
     client?.stop();
   };
 }

@@ -1,5 +1,6 @@
 import { extended, firstPreset, frequencyMethods, presetChoices, presetNamed } from "../methods.ts";
 import type { Picture } from "../picture.ts";
+import { neverSeen } from "../rope.ts";
 import { cyclic, mixed } from "../ui/colors.ts";
 import { Controls } from "../ui/controls.ts";
 import { degrees, shortTokens, tokens } from "../ui/format.ts";
@@ -13,10 +14,10 @@ const TURN = 2 * Math.PI;
 /** The angle of each pair at each position; angles that training never showed are red. */
 export const angles: Picture = {
   id: "angles",
-  title: "The angle map, and angles never seen in training",
+  title: "A longer text shows slow pairs angles that training never did",
   tryThis:
-    "Dark blue is half a turn. Red marks angles that do not occur within the trained length (the line). Choose a method to see " +
-    "which of them it removes.",
+    "Each column is a pair, each row a position, and the colour is the angle: dark blue is half a turn. Red angles do not occur " +
+    "within the trained length (the line). Choose a method to see which of them it removes.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
@@ -38,8 +39,7 @@ export const angles: Picture = {
       const invFreq = changed?.invFreq ?? preset.invFreq;
       const position = (row: number) => Math.round((row / (ROWS - 1)) * (length - 1));
       const angle = (pair: number, row: number) => (position(row) * (invFreq[pair] ?? 0)) % TURN;
-      // a pair that does not complete a turn in training has seen only angles from 0 to trained * f
-      const unseen = (pair: number, row: number) => angle(pair, row) > trained * (preset.invFreq[pair] ?? 0) * 1.000001;
+      const unseen = (pair: number, row: number) => neverSeen(angle(pair, row), preset.invFreq[pair] ?? 0, trained);
       const pairs = invFreq.length;
       const hit = Array.from({ length: pairs }, (_, pair) => pair).filter((pair) => unseenAnywhere(pair)).length;
       function unseenAnywhere(pair: number): boolean {

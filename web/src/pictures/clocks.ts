@@ -1,24 +1,25 @@
 import type { Picture } from "../picture.ts";
 import { plain, wavelength } from "../rope.ts";
 import { Controls } from "../ui/controls.ts";
+import { PAIRS, pairName, plane, sector } from "../ui/dial.ts";
 import { h, setAttributes, svg } from "../ui/dom.ts";
 import { dragged } from "../ui/drag.ts";
 import { significant, tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
 
-const DIM = 64;
+const DIM = 2 * PAIRS;
 const RADIUS = 40;
 
 /** A wall of clocks: one hand for each pair of a head, rotated by the position. */
 export const clocks: Picture = {
   id: "clocks",
-  title: "The wall of clocks",
+  title: "Each pair of features is a clock: the first turns fast, the last hardly at all",
   tryThis:
-    "Each clock shows the angle of one pair of features; the number below it is the pair’s. Drag across the clocks to move " +
-    "the token: the first hand turns once in about six tokens, the last hardly moves. Then raise theta, the base of the frequencies.",
+    "A token’s position turns the hand of each pair of its features. The first hand turns once in six tokens, the last once in " +
+    "47,000, so the hands together tell near from far. Drag across the clocks, or raise theta to slow them.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
-    const position = controls.slider({ key: "position", label: "Position", min: 0, max: 16384, value: 40, format: tokens });
+    const position = controls.slider({ key: "position", label: "Position", min: 0, max: 16384, value: 0, format: tokens, play: 8 });
     const theta = controls.slider({
       key: "theta", label: "Theta", min: 100, max: 10_000_000, value: 10_000, log: true, format: (x) => significant(x),
     });
@@ -54,26 +55,15 @@ export const clocks: Picture = {
 /** Return one clock: `show` rotates its hand and shades the sector from its first angle. */
 function face(pair: number): { element: HTMLElement; show(angle: number, slow: boolean): void } {
   const hand = svg("line", { x1: 0, y1: 0, class: "hand" });
-  const sector = svg("path", { class: "sector" });
-  const drawing = svg(
-    "svg",
-    { viewBox: "-50 -50 100 100" },
-    svg("circle", { r: RADIUS, class: "dial" }),
-    sector,
-    svg("line", { x1: RADIUS - 7, y1: 0, x2: RADIUS, y2: 0, class: "tick" }),
-    hand,
-  );
-  const element = h("div", { class: "clock" }, drawing, h("span", {}, String(pair)));
+  const shade = svg("path", { class: "sector" });
+  const tick = svg("line", { x1: RADIUS - 7, y1: 0, x2: RADIUS, y2: 0, class: "tick" });
+  const element = h("div", { class: "clock" }, plane(RADIUS, shade, tick, hand), h("span", {}, pair % (PAIRS - 1) === 0 ? pairName(pair) : String(pair)));
   return {
     element,
     show(angle, slow) {
       const [x, y] = [RADIUS * Math.cos(angle), -RADIUS * Math.sin(angle)];
       setAttributes(hand, { x2: 0.9 * x, y2: 0.9 * y });
-      const whole = angle >= 2 * Math.PI;
-      const arc = `A${RADIUS},${RADIUS} 0 ${angle > Math.PI ? 1 : 0} 0 ${x},${y}`;
-      setAttributes(sector, {
-        d: whole ? `M${RADIUS},0A${RADIUS},${RADIUS} 0 1 0 ${-RADIUS},0A${RADIUS},${RADIUS} 0 1 0 ${RADIUS},0` : `M0,0L${RADIUS},0${arc}Z`,
-      });
+      setAttributes(shade, { d: sector(RADIUS, 0, angle) });
       element.classList.toggle("slow", slow);
     },
   };

@@ -14,10 +14,10 @@ const DRAWS = 300;
 /** Score against distance: equal vectors, random ones, and heads of a trained model. */
 export const decay: Picture = {
   id: "decay",
-  title: "Score against distance",
+  title: "Equal vectors score less with distance; a trained head need not",
   tryThis:
-    "If query and key are equal, their score falls with distance. Choose random vectors: their mean score does not fall. Then " +
-    "choose heads of a trained model: some rise.",
+    "The line is the score of a query and a key by their distance. Of equal vectors it falls. Of random vectors the mean does not " +
+    "fall, and heads of a trained model rise, too: choose them.",
   mount(root, { data, state }) {
     const { heads } = data;
     const tiny = presetNamed(data, heads.model);

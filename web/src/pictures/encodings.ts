@@ -9,9 +9,10 @@ import { caption, layout } from "../ui/layout.ts";
 /** Each encoding's effect on the scores of equal tokens, by query and key. */
 export const encodings: Picture = {
   id: "encodings",
-  title: "All encodings as surfaces",
+  title: "What each encoding adds to a score: stripes mean that only the distance counts",
   tryThis:
-    "Step through the encodings. Diagonal stripes mean that only the distance counts. Blue is a lower score, red a higher one.",
+    "A row is a query, a column a key, and the tokens are equal: without positions every cell would be the same. Blue is a lower " +
+    "score, red a higher one. Step through the encodings.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const chosen = controls.select({

@@ -14,9 +14,10 @@ import { textField } from "../ui/text-field.ts";
 /** Each method's factor of each pair's frequency, and the relative positions of methods in attention. */
 export const methods: Picture = {
   id: "methods",
-  title: "Every method, pair by pair",
+  title: "Most methods slow down the slow pairs and leave fast ones alone",
   tryThis:
-    "Switch methods on and raise the factor: most leave fast pairs (left) unchanged and slow the others down. Or paste a config.json.",
+    "A line is the factor by which a method multiplies the frequency of each pair: 1 leaves it as trained. Switch methods on, raise " +
+    "the factor, or paste a config.json.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
@@ -64,7 +65,10 @@ export const methods: Picture = {
       ratios.update({
         summary: `Frequency ratio by pair. ${summary}`,
         x: { label: "pair, fastest first", domain: [0, pairs - 1], format: (x) => String(Math.round(x)) },
-        y: { label: "frequency / frequency as trained", domain: [lowest * 0.85, 1.15], log: true },
+        y: {
+          label: "frequency / frequency as trained", domain: [0.98 * 2 ** Math.floor(Math.log2(lowest) + 1e-3), 1.05], log: true, base: 2,
+          format: (y) => (y < 1 ? `1/${significant(1 / y)}` : significant(y)),
+        },
         series: lines,
       });
       text.textContent = summary;

@@ -11,7 +11,7 @@ const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d1f", "#56b4e9"
 /** The features of each pair in both conventions, and the effect of confusing them on a trained model. */
 export const pairing: Picture = {
   id: "pairing",
-  title: "Interleaved and half-split",
+  title: "Two conventions pair the features, and the wrong one spoils a model",
   tryThis:
     "Features of one colour rotate as a pair. Switch the convention and slide partners together. Then choose “the wrong " +
     "pairing” and read the model’s continuation.",

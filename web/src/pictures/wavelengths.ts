@@ -13,9 +13,10 @@ const FAMILY = "family:";
 /** Each pair's tokens per turn and the trained length, of published models and of the reader's own numbers. */
 export const wavelengths: Picture = {
   id: "wavelengths",
-  title: "Wavelengths and the trained length",
+  title: "Slow pairs never complete a turn within the trained length",
   tryThis:
-    "Choose a model. Then choose “Own numbers” and change theta. How many pairs complete a turn within the trained length?",
+    "The line is the number of tokens that each pair needs for one turn. Pairs above the trained length meet new angles in a longer " +
+    "text. Choose a model, or “Own numbers” and change theta.",
   mount(root, { data, state }) {
     const controls = new Controls(this.id, state);
     const first = firstPreset(data);

@@ -22,6 +22,8 @@ export interface SliderOptions extends Described {
   /** Logarithmic: equal movements multiply by equal factors. */
   readonly log?: boolean;
   readonly format?: (value: number) => string;
+  /** Add a button that moves the slider by this much per second, up to `max`. */
+  readonly play?: number;
 }
 
 export interface Choice {
@@ -80,6 +82,7 @@ export class Controls {
     const set = (value: number) => this.write(key, String(value), String(options.value));
     input.addEventListener("input", () => set(fromNotch(Number(input.value))));
     const element = h("div", { class: "control slider" }, h("label", { for: id }, label), output, input);
+    if (options.play !== undefined) element.append(player(options.play, max, min, { read, set }, input));
     return this.added(element, show, { read, set });
   }
 
@@ -192,6 +195,35 @@ export class Controls {
       set,
     };
   }
+}
+
+/** Return a button that moves a value in real time, from `min` again at its end; moving the slider stops it. */
+function player(
+  perSecond: number, max: number, min: number, value: { read: () => number; set: (value: number) => void }, input: HTMLElement,
+): HTMLElement {
+  const button = h("button", { type: "button", class: "plain play" });
+  let running = false;
+  const show = (now: boolean) => {
+    running = now;
+    button.textContent = running ? "❚❚ Pause" : "▶ Play";
+  };
+  button.addEventListener("click", () => {
+    show(!running);
+    const begin = value.read() >= max ? min : value.read();
+    let first: number | undefined;
+    const step = (now: number) => {
+      if (!running) return;
+      first ??= now;
+      const next = Math.min(max, begin + ((now - first) / 1000) * perSecond);
+      value.set(next < max ? Number(next.toFixed(2)) : max);
+      if (next < max) requestAnimationFrame(step);
+      else show(false);
+    };
+    if (running) requestAnimationFrame(step);
+  });
+  input.addEventListener("input", () => show(false));
+  show(false);
+  return button;
 }
 
 /** Return a number of a logarithmic slider, rounded. */

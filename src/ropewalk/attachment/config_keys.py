@@ -1,0 +1,193 @@
+"""Which keys of config.json give these ropes back? For `attach`, the doctor, serve-config and `extend apply`.
+
+`checkpoints.gguf_copy` answers the same for the keys of a .gguf file. Both read the keys that they found, and compare
+the numbers at the same lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk.methods import (
+    Method,
+    Reach,
+    longrope_block,
+    main_rope,
+    method_named,
+    trained_length_of,
+    why_no_effect,
+    with_mscales,
+)
+from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import compared_lengths, same_rope
+from ropewalk.rope.model_ropes import ModelRopes
+from ropewalk.rope.rope_parameters import has_blocks
+from ropewalk.rope.values import TRAINED_KEY
+
+_KEPT = ("partial_rotary_factor",)
+
+
+def fields_under(
+    fields: Mapping[str, Any],
+    own: ModelRopes,
+    method: str,
+    reach: Reach,
+    length: int | None = None,
+    *,
+    read_back: bool = True,
+) -> dict[str, Any] | str:
+    """Return the config's keys under a method, or the reason why there are none; arguments as for `rope_fields`.
+
+    `read_back`: whether the keys must give the ropes in transformers; False for a .gguf file.
+
+    `as-is`, and `plain` of an unscaled model, keep the model's own numbers.
+    """
+    record = method_named(method)
+    if not record.extends and (record.keeps_own or all(rope.as_trained() == rope for rope in own.present_ropes)):
+        blocks = {str(label): _block(rope) for label, rope in zip(own.labels, own.ropes, strict=True) if rope}
+        main, stated = main_rope(own.ropes), fields.get("rope_parameters") or {}
+        if main is None:
+            return "the model has no rope"
+        nested = has_blocks(stated)
+        unused = {key: dict(block) for key, block in stated.items() if nested and key not in map(str, own.labels)}
+        return {
+            "rope_parameters": unused | blocks if nested else next(iter(blocks.values())),
+            "max_position_embeddings": main.max_position_embeddings or reach.trained,
+        }
+    try:
+        changed = record.positions(own, reach)
+        accepts = _accepted if read_back else None
+        return rope_fields(fields, own, changed, method=record, target=reach.target, length=length, accepts=accepts)
+    except RopeError as error:
+        if record.extends and not reach.extends:
+            raise
+        return error.reason
+
+
+def _accepted(fields: Mapping[str, Any]) -> bool:
+    """Return whether the class takes such a block: `validate_rope` of transformers 5.23's Phi-3 and Phi-MoE."""
+    kind, block = fields.get("model_type"), fields["rope_parameters"]
+    if kind in ("phi3", "phi4_multimodal"):
+        return block["rope_type"] in ("default", "longrope")
+    return kind != "phimoe" or block["rope_type"] != "longrope" or "short_mscale" in block
+
+
+def _block(rope: RopeConfig) -> dict[str, Any]:
+    """Return the block of a rope, or of no rule if transformers has none for its frequencies."""
+    with suppress(RopeError):
+        return rope.to_hf()
+    return {"rope_type": "default"}
+
+
+def attention_keys(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a block that a class reads in attention, whatever the rule: Ministral 3 scales its queries."""
+    keys = ("llama_4_scaling_beta", TRAINED_KEY)
+    return {key: block[key] for key in keys if keys[0] in block and key in block}
+
+
+def rope_fields(
+    fields: Mapping[str, Any],
+    own: ModelRopes,
+    positions: ModelRopes,
+    *,
+    method: Method | None,
+    target: int | None,
+    length: int | None = None,
+    accepts: Callable[[Mapping[str, Any]], bool] | None = lambda fields: True,
+) -> dict[str, Any] | str:
+    """Return the config's keys for these positions, or the reason why there are none, as a clause.
+
+    **Arguments:**
+    - `fields`: of the decoder's config. `own`: the current positions of `fields`.
+    - `method`, `target`: the method that made the positions, and its length in tokens. `length`: stated instead.
+    - `accepts`: whether the config's class takes such fields. None: they are not read back.
+
+    The keys, read back as this family's, give the same frequencies at lengths below, at and above the trained length.
+    """
+    if method is not None and method.config is None:
+        return method.not_in_config
+    if any(positions.extensions):
+        return "no config.json describes a change of attention"
+    no_effect = why_no_effect(own, positions, target) if method is not None and method.extends and target else None
+    if no_effect is not None:
+        return no_effect
+    wanted = _ropes_of_names(own.labels, own.ropes, positions.ropes)
+    if wanted is None:
+        return "layers of one type have different ropes"
+    stated = fields.get("rope_parameters")
+    if not isinstance(stated, Mapping):
+        return "its class has no block of rope parameters"
+    nested = has_blocks(stated)
+    if not nested and len(set(wanted.values())) > 1:
+        return "its config has one rope for all layers, but layers with a window keep theirs"
+    ropes = {label: rope for label, rope in wanted.items() if rope is not None}
+    if len(ropes) < len(wanted):
+        return "a config of this family cannot describe a model without a rope"
+    trained = trained_length_of(own)
+    longest = target or 2 * (trained or 2048)
+    lengths = compared_lengths(trained or 2048, longest)
+    maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
+    # named rules first, then divisors: Phi-3's class takes no other rule, and requires the fraction, also if it is 1.0
+    named = {label: _named(rope) for label, rope in ropes.items()}
+    divided = {
+        label: named[label] if rope.scaling is None else longrope_block(rope, trained or 0, target or trained or 0)
+        for label, rope in ropes.items()
+    }
+    before = {label: (stated.get(label) or {}) if nested else stated for label in ropes}
+    kept = {label: {key: block[key] for key in _KEPT if key in block} for label, block in before.items()}
+    for blocks in (named, divided):
+        for stated_length in dict.fromkeys(maxima) if None not in blocks.values() else ():
+            whole = {
+                str(one): kept[one] | with_mscales(block or {}, stated_length) | attention_keys(before[one])
+                for one, block in blocks.items()
+            }
+            written: dict[str, Any] = {**stated, **whole} if nested else next(iter(whole.values()))
+            at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and key in fields}
+            found = {"rope_parameters": written, "max_position_embeddings": stated_length, **at_the_top}
+            changed = {**fields, **found}
+            if accepts is None or (accepts(changed) and _describes(changed, wanted, lengths)):
+                return found
+    return "loading such a config of this family gives different ropes"
+
+
+def _ropes_of_names(
+    names: Sequence[str | None], own: Sequence[RopeConfig | None], ropes: Sequence[RopeConfig | None]
+) -> dict[str | None, RopeConfig | None] | None:
+    """Return the rope of each block, or None if layers of one block have different ropes.
+
+    - `names`: of each layer's block. `own`: each layer's previous rope; a layer without one belongs to no block.
+    """
+    blocks: dict[str | None, RopeConfig | None] = {}
+    for name, before, rope in zip(names, own, ropes, strict=True):
+        if before is not None and blocks.setdefault(name, rope) != rope:
+            return None
+    return blocks
+
+
+def _named(rope: RopeConfig) -> dict[str, Any] | None:
+    """Return the block of a rope; None if transformers has no name for its rule (`longrope_block` is complete)."""
+    try:
+        block = rope.to_hf()
+    except RopeError:
+        return None
+    return None if block["rope_type"] == "longrope" else block
+
+
+def _describes(
+    fields: Mapping[str, Any], wanted: Mapping[str | None, RopeConfig | None], lengths: Sequence[int]
+) -> bool:
+    """Return whether a config describes these ropes, by their numbers."""
+    try:
+        ropes = ModelRopes.from_hf(fields).by_type
+    except RopeError:
+        return False
+    rotating = {rope for rope in ropes.values() if rope is not None}
+    only = rotating.pop() if len(rotating) == 1 else None
+    pairs = [(rope, ropes.get(label, ropes.get(None)) or only) for label, rope in wanted.items()]
+    return all(
+        one and other and one.interleaved == other.interleaved and same_rope(one, other, lengths)
+        for one, other in pairs
+    )
