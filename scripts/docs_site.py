@@ -122,8 +122,11 @@ def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
         return f"![{alt}](attachment:{file.name})"
 
     def of_mark(found: re.Match[str]) -> str:
+        if not found["alt"]:
+            return found[0]
         still = "-light" * (found["kind"] == "picture")
-        return inside(f"{found['what']}{still}.png", found["alt"]) if found["alt"] else found[0]
+        front = found["what"].endswith("assets/front")  # its only PNG is with the records
+        return inside(f"{RESULTS}/league.png" if front else f"{found['what']}{still}.png", found["alt"])
 
     text = EXPLORER.sub(r"](\1explorer/index.html#", text)
     text = MARKS.sub(of_mark, PICTURE.sub(lambda found: inside(found[2], found[1]), text.strip()))
