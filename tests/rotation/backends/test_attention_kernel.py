@@ -280,7 +280,7 @@ FAULTS: dict[str, Attend] = {
     "keys of the other pairing": with_regions(
         lambda x: x if x.turn is None else x._replace(turn=x.turn._replace(interleaved=not x.turn.interleaved))
     ),
-    "keys without the factor": of_turn(factor=1.0),
+    "keys without the scale": of_turn(scale=1.0),
     "tables of the key before": with_regions(
         lambda x: x if x.turn is None else x._replace(turn=x.turn._replace(cos=x.turn.cos.roll(1, -2)))
     ),
