@@ -135,6 +135,8 @@ def test_titles_are_the_finding(found: Diagnosis) -> None:
 def test_several_records(found: Diagnosis, tmp_path: Path) -> None:
     """One page: a row for each that says what tells them apart, then each as if it were alone, and its files."""
     other = dataclasses.replace(found, texts=("code",), trained_length=128)
+    heads = [re.findall(r'<th scope="row">(.*?)</th>', page_of(*pair))[:2] for pair in ((found, other), (found, found))]
+    assert heads == [["whale", "code"], ["1", "2"]]
     for number, one in enumerate((found, other)):
         one.to_json(tmp_path / f"{number}.json")
     out = tmp_path / "out"

@@ -140,8 +140,13 @@ _EMPTY: dict[str, Any] = {
 
 def _comparison(records: Sequence[Diagnosis]) -> dict[str, Any]:
     """Return the section that compares diagnoses: a row for each, named by what tells it from the others."""
-    told = [(one.name, f"target {one.target:,}", ", ".join(one.texts), f"seed {one.seed}") for one in records]
-    apart = [number for number, column in enumerate(zip(*told, strict=True)) if len(set(column)) > 1] or [0]
+    told = [
+        (one.name, f"target {one.target:,}", ", ".join(one.texts), f"seed {one.seed}", one.verdict.method or PLAIN,
+         counted(one.evidence.windows, "window"), str(number))
+        for number, one in enumerate(records, 1)
+    ]  # fmt: skip
+    several = [number for number, column in enumerate(zip(*told, strict=True)) if len(set(column)) > 1]
+    apart = several[:-1] if len({tuple(row[:-1]) for row in told}) == len(told) else several  # the number, if it must
     heads = ["record", "answer", "method", "finds beyond", "unchanged", "extra loss", "cost"]
     rows, table, reaches = [], [heads], dict[str, int | None]()
     for one, words in zip(records, told, strict=True):
