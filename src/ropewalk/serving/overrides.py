@@ -22,7 +22,7 @@ from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import RULES, Linear, YaRN
 from ropewalk.serving.command import Command
 from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED
-from ropewalk.serving.served import LENGTHS, parts_of
+from ropewalk.serving.served import LENGTHS, parts_of, text_of
 
 Read = tuple[Checkpoint, float | None, list[Finding]]
 """The checkpoint as the engine reads it, the length that it serves, and faults."""
@@ -54,13 +54,6 @@ def fault(code: str, message: str, cure: str, severity: Severity = "error") -> F
 
 def _without_effect(message: str, cure: str = "Remove it.") -> Finding:
     return fault("no-effect", message, cure)
-
-
-def text_of(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the language model's part of a config itself, to change it."""
-    for key in parts_of(config):
-        config = config[key]
-    return config
 
 
 def as_loaded(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +113,7 @@ def over_config(command: Command, opened: Checkpoint) -> Read:
             findings.append(_without_effect(told, cure))
         elif engine == "sglang" and name == "rope_parameters" and isinstance(value, Mapping):
             after[name] = {**(after.get(name) or {}), **value}
-        else:
+        elif name not in _LOST:
             after[name] = value
         inside = value if key.endswith("_config") and isinstance(inner, dict) else {}
         for one in (key, *inside):  # `standardize_rope_params` prefers the block's own

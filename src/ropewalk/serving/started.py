@@ -116,7 +116,7 @@ def _right(command: Command, model: str, trained: int) -> tuple[str, ...]:
     target = math.ceil(max((factor or 1) * trained, length or 0))
     method = _METHODS.get(rule or "", "yarn") if target > trained else "as-is"
     mlx = command.engine == "mlx-lm"
-    if method == "as-is" and mlx:
+    if method == "as-is" and (mlx or rule is None):
         return ()
     served = int(length) if length and trained < length < target else None
     plan = serve_config(model, "transformers" if mlx else command.engine, method=method,
