@@ -140,6 +140,7 @@ def test_the_plans_of_serve_config_have_no_fault(name: str, engine: str, method:
         assert same_rope(*ropes, [1, source.trained, found.length])
 
 
+LONGER = {"max_position_embeddings": 16384}
 LLAMA2 = fixture("llama_2_7b")  # 4,096 tokens, theta 10,000
 
 
@@ -149,13 +150,14 @@ LLAMA2 = fixture("llama_2_7b")  # 4,096 tokens, theta 10,000
         ("", set(), 4096),
         ("--max-model-len 8k", {"length"}, None),  # vLLM's k is 1,000
         ("--hf-overrides.rope_parameters.rope_type yarn --hf-overrides.rope_parameters.factor 4",
-         {"lost-key", "factor-without-length"}, 4096),  # theta and the original length
+         {"lost-key", "stops"}, None),  # theta and the original length
+        (f"--hf-overrides '{json.dumps({'rope_scaling': yarn(4096)})}'", {"stops"}, None),
         ("""--hf-overrides '{"rope_theta": 5e6}'""", {"no-effect"}, 4096),
         ("""--hf-overrides '{"text_config": {"rope_theta": 5e6}}'""", {"no-effect"}, 4096),
         ("""--hf_overrides='{"rope_scaling": {"type": "linear", "factor": 2, "rope_theta": 10000}}'""", set(), 8192),
-        ("""--rope-scaling '{"type": "yarn", "factor": 4}' --max-model-len 16384""", {"unknown-option", "length"}, None),
-        ("--context-length 8192", {"unknown-option"}, 4096),
-        (f"--hf-overrides '{json.dumps({'rope_parameters': yarn(2048, rope_theta=1e4), 'max_position_embeddings': 16384})}'",
+        ("""--rope-scaling '{"type": "yarn", "factor": 4}'""", {"unknown-option"}, None),
+        ("--context-length 8192", {"unknown-option"}, None),
+        (f"--hf-overrides '{json.dumps({'rope_parameters': yarn(2048, rope_theta=1e4), **LONGER})}'",
          {"beyond-scaling", "original-length"}, 16384),
     ],
 )  # fmt: skip
@@ -252,7 +254,7 @@ def test_flags_of_llama_cpp_without_effect(flags: str, fault: str, file: Path) -
 
 
 def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:
-    """The block that transformers 5 writes has no effect, theta neither; beside `rope_scaling` it has (mlx-lm 0.32.2)."""
+    """The block that transformers 5 writes has no effect, theta neither; older keys have (mlx-lm 0.32.2)."""
     config = {key: value for key, value in LLAMA2.items() if not key.startswith("rope")}
     block = yarn(4096, rope_theta=5e5, attention_factor=1.0)
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": block}))
@@ -272,7 +274,13 @@ def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:
         ("tgi --model x", "starts no engine"),
         ("vllm serve --port 1", "names no model"),
         ("vllm serve tiny --hf-overrides '{'", "is no JSON"),
+        ("vllm serve tiny --hf-overrides 4", "is no JSON"),
+        (
+            """vllm serve tiny --hf-overrides '{"rope_parameters": {"rope_type": ["yarn"], "factor": "4"}}'""",
+            "rope type",
+        ),
         ("vllm serve tiny --max-model-len many", "an option needs a number"),
+        ("llama-server -m {file} --rope-scale many", "an option needs a number"),
         ("llama-server -m tiny", "loads a .gguf file"),
         ("llama-server -m {file} --override-kv context", "KEY=TYPE:VALUE"),
         ("llama-server -m {file} --rope-scaling yarn --rope-scale 2 --yarn-ext-factor 0.5", "extrapolation"),
@@ -287,7 +295,7 @@ def test_what_cannot_be_read_is_refused(text: str, words: str, file: Path, capsy
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A docker line with a model given apart; the answer, the fault, the right line, and the same as JSON."""
     out, folder = tmp_path / "out.json", written(tmp_path, "llama_2_7b")
-    text = "docker run --gpus all -e A=1 vllm/vllm-openai:latest --model=meta-llama/Llama-2-7b --max-model-len=16384 -q fp8"
+    text = "docker run -e A=1 vllm/vllm-openai:latest --model=meta-llama/Llama-2-7b --max-model-len=16384 -q fp8"
     assert read_command(text).model == "meta-llama/Llama-2-7b"
     assert run_command("inspect", folder, "--command", text, "--json", out) == 1
     printed = " ".join(capsys.readouterr().out.split())

@@ -139,7 +139,9 @@ def _check_out(source: Served, place: Path, *, is_file: bool, overwrite: bool) -
         raise RopeError("extend: --out is the model itself.", facts=facts, cure="Pass a different path.")
     if place.suffix == ".json" and (source.arch is not None or place.exists()):
         raise RopeError(
-            "extend: --out must be a folder, or a new file for the config of a folder.", facts=facts, cure="Pass a new path."
+            "extend: --out must be a folder, or a new file for the config of a folder.",
+            facts=facts,
+            cure="Pass a new path.",
         )
     if place.is_dir() if is_file else place.is_file():
         raise RopeError(

@@ -54,11 +54,11 @@ class Command:
         """Return the objects that the command puts over the config; raise `RopeError` for anything else."""
         texts = [value for name, value in self.words if name == self.flags.over]
         try:
-            found = [json.loads(text) for text in texts]
-        except ValueError as error:
+            found = [dict(json.loads(text)) for text in texts]
+        except (ValueError, TypeError) as error:
             cure = "Quote it: '{\"rope_parameters\": {...}}'."
             raise RopeError(f"inspect: {self.flags.over} is no JSON.", facts={"JSON": texts}, cure=cure) from error
-        return [one for one in found if isinstance(one, dict)]
+        return found
 
 
 def _is_option(word: str) -> bool:

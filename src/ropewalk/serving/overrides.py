@@ -133,7 +133,7 @@ def over_config(command: Command, opened: Checkpoint) -> Read:
     return found, given if allowed else None, findings
 
 
-def _settle(engine: str, text: dict[str, Any], before: Any, *, renamed: bool) -> tuple[dict[str, None], list[Finding]]:
+def _settle(engine: str, text: dict[str, Any], before: Any, *, renamed: bool) -> tuple[dict[str, Any], list[Finding]]:
     """Complete the block that results as the engine does, and return the fields of the ropes that differ then.
 
     `renamed`: whether vLLM gets it through the setter of `rope_scaling`, which writes a theta of None.
@@ -147,22 +147,23 @@ def _settle(engine: str, text: dict[str, Any], before: Any, *, renamed: bool) ->
     if before and "rope_type" not in before:
         text["rope_parameters"] = block
         return {}, []
-    rule = block["rope_type"] = block.get("rope_type", block.pop("type", "default"))
+    rule = block["rope_type"] = str(block.get("rope_type", block.pop("type", "default")))
     theta = _THETAS.get(model_type, 1e4) if engine == "vllm" else 1e4
     lost = {key: before[key] for key in _LOST if key in before and key not in block}
     if engine == "sglang" or model_type.startswith("glm4"):  # the configs of one, these classes of the other keep it
         lost.pop("partial_rotary_factor", None)
     for key, value in lost.items():
-        words = _LOST[key].format(theta=theta)
-        if key == "rope_theta" and engine == "vllm" and renamed:
-            words = "under this name transformers 5 puts None in its place, and the engine does not start"
-        told = f"The block replaces the config's and drops `{key}`: {words}."
-        findings.append(fault("lost-key", told, f"Add {json.dumps({key: value})[1:-1]}."))
+        stops = key == "rope_theta" and engine == "vllm" and renamed
+        effect = "under this name transformers 5 puts None in its place, and the engine does not start"
+        told = (
+            f"The block replaces the config's and drops `{key}`: {effect if stops else _LOST[key].format(theta=theta)}."
+        )
+        findings.append(fault("stops" if stops else "lost-key", told, f"Add {json.dumps({key: value})[1:-1]}."))
     if rule in ("yarn", "llama3") and "original_max_position_embeddings" not in block:
         block["original_max_position_embeddings"] = text.get("max_position_embeddings")
         if engine == "vllm":
             told = f"The {rule} block lacks `original_max_position_embeddings`: vLLM does not start."
-            findings.append(fault("lost-key", told, "Add the trained length under this name."))
+            findings.append(fault("stops", told, "Add the trained length under this name."))
     keys = {name: {*one.required_keys, *one.optional_keys} for one in RULES.values() for name in one.hf_names}
     foreign = set().union(*keys.values()) - keys.get(rule, set())  # merged into a block of another rule
     kept = {key: value for key, value in before.items() if key.startswith(("mrope", "partial"))}
@@ -231,9 +232,9 @@ def llama(command: Command, opened: Checkpoint) -> Read:
     keys = {key.removeprefix(f"{arch}."): value for key, value in file.metadata.items()}
     stated = float(keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0)
     kind, factor = command.value("--rope-scaling") or str(keys.get("rope.scaling.type", "linear")), stated
-    for name, value in command.words:
-        if name in ("--rope-scale", "--rope-freq-scale"):
-            factor = float(value) if name == "--rope-scale" else 1 / float(value)
+    scales = [name for name, _ in command.words if name in ("--rope-scale", "--rope-freq-scale")]
+    number = command.number(*scales[-1:]) if scales else None
+    factor = factor if not number else number if scales[-1] == "--rope-scale" else 1 / number
     original = command.number("--yarn-orig-ctx") or keys.get("rope.scaling.original_context_length")
     theta, mixed = command.number("--rope-freq-base") or keys.get("rope.freq_base"), command.number("--yarn-ext-factor")
     tensors = [name for name in ROPE_TENSORS if name in file.tensors]
@@ -264,7 +265,7 @@ def llama(command: Command, opened: Checkpoint) -> Read:
 
 def _override(command: Command, metadata: dict[str, Any], arch: str) -> list[Finding]:
     """Put the values of --override-kv into the metadata."""
-    kinds = {"int": int, "float": float, "str": str, "bool": "true".__eq__}
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": "true".__eq__}
     findings = []
     for each in (one for name, value in command.words if name == "--override-kv" for one in value.split(",")):
         key, _, typed = each.partition("=")
@@ -310,7 +311,7 @@ def _mixed(command: Command, rope: RopeConfig, mixed: float | None) -> RopeConfi
     if mixed not in (None, 0, 1):
         cure = "Pass 0 or 1, or omit it."
         raise RopeError("inspect: a part of YaRN's extrapolation is not described.", facts={"part": mixed}, cure=cure)
-    given = {f"beta_{name}": command.number(f"--yarn-beta-{name}") for name in ("fast", "slow")}
+    given: dict[str, Any] = {f"beta_{name}": command.number(f"--yarn-beta-{name}") for name in ("fast", "slow")}
     given = {key: value for key, value in given.items() if value is not None}
     scaling = Linear(rope.scaling.factor) if mixed == 0 else dataclasses.replace(rope.scaling, **given)
     return dataclasses.replace(rope, scaling=scaling)

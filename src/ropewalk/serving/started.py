@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ropewalk.audit.findings import SEVERITIES, Finding
@@ -14,6 +15,7 @@ from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.errors import RopeError
 from ropewalk.methods import main_rope
 from ropewalk.rope.hugging_face import text_part
+from ropewalk.rope.values import is_number
 from ropewalk.serving.command import Command, read_command
 from ropewalk.serving.engines import FLAGS, Case, applied, blocks_of
 from ropewalk.serving.overrides import READERS, config_length, fault
@@ -56,6 +58,7 @@ def started(text: str, model: str | None = None) -> Started:
     rope = main_rope(before.ropes.ropes)
     trained = None if rope is None else rope.trained_length
     findings = [*_foreign(command), *faults, *_differences(command.engine, before, found)]
+    length = None if {"stops", "unknown-option"} & {one.code for one in findings} else length
     line: tuple[str, ...] = ()
     if trained is not None:
         findings += [] if length is None else _lengths(found, length, trained)
@@ -94,11 +97,14 @@ def _wanted(command: Command) -> tuple[str | None, float | None, float | None]:
         shrunk = command.number("--rope-freq-scale")
         factor = 1 / shrunk if shrunk else command.number("--rope-scale")
         return command.value("--rope-scaling") or ("linear" if factor else None), factor, length
-    removed = [json.loads(word) for word in command.rest if re.fullmatch(r"\{\s*\".*\}", word)]
+    removed = list[Any]()
+    for word in command.rest:  # of an option that the engine no longer has
+        with suppress(ValueError):
+            removed.append(json.loads(word))
     for block in _objects([*command.json(), *removed]):
-        kind = block.get("rope_type", block.get("type"))
-        if kind in _METHODS:
-            return str(kind), block.get("factor"), length
+        kind, factor = block.get("rope_type", block.get("type")), block.get("factor")
+        if isinstance(kind, str) and kind in _METHODS:
+            return kind, factor if is_number(factor) else None, length
     return None, None, length
 
 
@@ -161,8 +167,8 @@ def _lengths(found: Checkpoint, length: float, trained: int) -> Iterator[Finding
     reach = None if scaling is None else scaling.target_length(rope.original_length or trained)
     serves = f"The engine serves {length:,.0f} tokens"
     if scaling is not None and length <= trained:
-        far = f", which reaches {reach:,}" if reach else ""
-        told = f"{serves}, no more than without the {scaling.rope_type} scaling{far} and changes every text."
+        far = f"reaches {reach:,} and " if reach else ""
+        told = f"{serves}, no more than without the {scaling.rope_type} scaling, which {far}changes every text."
         yield fault("factor-without-length", told, "State the length too, or remove the scaling.", "warning")
     elif reach is not None and length > reach:
         yield fault(
