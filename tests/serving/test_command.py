@@ -276,8 +276,8 @@ def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:
         ("vllm serve tiny --hf-overrides '{'", "is no JSON"),
         ("vllm serve tiny --hf-overrides 4", "is no JSON"),
         (
-            """vllm serve tiny --hf-overrides '{"rope_parameters": {"rope_type": ["yarn"], "factor": "4"}}'""",
-            "rope type",
+            """vllm serve tiny --hf-overrides '{"rope_parameters": {"rope_type": ["yarn"]}}'""",
+            "unknown `rope_type`",
         ),
         ("vllm serve tiny --max-model-len many", "an option needs a number"),
         ("llama-server -m {file} --rope-scale many", "an option needs a number"),

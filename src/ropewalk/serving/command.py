@@ -16,7 +16,7 @@ _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "K": 2**10, "M": 2**20, "G": 2**3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Command:
+class EngineCommand:
     """The words of a command that concern the rope.
 
     - `words`: the options that are looked at and their values, in order. `rest`: the other words.
@@ -65,7 +65,7 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and not re.fullmatch(r"-[\d.]+", word)
 
 
-def read_command(text: str) -> Command:
+def read_command(text: str) -> EngineCommand:
     """Return the options of a command line of vLLM, SGLang, llama.cpp or mlx-lm.
 
     **Raises:** `RopeError` for text that no shell accepts, and for other programs.
@@ -102,4 +102,4 @@ def read_command(text: str) -> Command:
             rest += [word] if sign or not value else [word, value]
     model = next((value for name, value in reversed(known) if name in flags.model), first)
     environment = {name: value for name, sign, value in settings if sign and name.isidentifier()}
-    return Command(engine=engine, words=tuple(known), rest=tuple(rest), model=model, environment=environment)
+    return EngineCommand(engine=engine, words=tuple(known), rest=tuple(rest), model=model, environment=environment)

@@ -20,7 +20,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import RULES, Linear, YaRN
-from ropewalk.serving.command import Command
+from ropewalk.serving.command import EngineCommand
 from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED
 from ropewalk.serving.served import LENGTHS, parts_of, text_of
 
@@ -86,7 +86,7 @@ def _merge(target: dict[str, Any], values: Mapping[str, Any]) -> None:
             target[key] = copy.deepcopy(value)
 
 
-def over_config(command: Command, opened: Checkpoint) -> Read:
+def over_config(command: EngineCommand, opened: Checkpoint) -> Read:
     """Return the checkpoint under vLLM's or SGLang's JSON, and the length that is served."""
     engine, findings, flags = command.engine, list[Finding](), command.flags
     if opened.arch is not None or not opened.config:
@@ -197,7 +197,7 @@ def config_length(engine: str, config: Mapping[str, Any]) -> int | None:
     return None if length is None else int(length * factor)
 
 
-def mlx(command: Command, opened: Checkpoint) -> Read:
+def mlx(command: EngineCommand, opened: Checkpoint) -> Read:
     """Return the checkpoint as mlx-lm reads its config; it has no limit of the length."""
     findings, config = list[Finding](), copy.deepcopy(dict(opened.config))
     text = text_of(config)
@@ -222,7 +222,7 @@ def mlx(command: Command, opened: Checkpoint) -> Read:
     return dataclasses.replace(opened, config=config, ropes=ropes), math.inf, findings
 
 
-def llama(command: Command, opened: Checkpoint) -> Read:
+def llama(command: EngineCommand, opened: Checkpoint) -> Read:
     """Return the checkpoint under llama.cpp's flags, which replace keys of the file, and the length of a slot."""
     if opened.arch is None or opened.path is None:
         cure = "Pass the file: ropewalk inspect MODEL.gguf --command ..."
@@ -263,7 +263,7 @@ def llama(command: Command, opened: Checkpoint) -> Read:
     return found, min(each, longest), [*findings, *_llama_flags(command, kind, factor, mixed)]
 
 
-def _override(command: Command, metadata: dict[str, Any], arch: str) -> list[Finding]:
+def _override(command: EngineCommand, metadata: dict[str, Any], arch: str) -> list[Finding]:
     """Put the values of --override-kv into the metadata."""
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": "true".__eq__}
     findings = []
@@ -287,7 +287,7 @@ def _override(command: Command, metadata: dict[str, Any], arch: str) -> list[Fin
     return findings
 
 
-def _llama_flags(command: Command, kind: str, factor: float, mixed: float | None) -> Iterator[Finding]:
+def _llama_flags(command: EngineCommand, kind: str, factor: float, mixed: float | None) -> Iterator[Finding]:
     """Yield flags without effect under the kind of scaling that results."""
     given = {name for name, _ in command.words}
     scales = sorted(given & {"--rope-scale", "--rope-freq-scale"})
@@ -304,7 +304,7 @@ def _llama_flags(command: Command, kind: str, factor: float, mixed: float | None
         yield _without_effect("`--yarn-attn-factor`: under yarn it is computed from the factor.")
 
 
-def _mixed(command: Command, rope: RopeConfig, mixed: float | None) -> RopeConfig:
+def _mixed(command: EngineCommand, rope: RopeConfig, mixed: float | None) -> RopeConfig:
     """Return a rope with YaRN's numbers of the command."""
     if not isinstance(rope.scaling, YaRN):
         return rope
@@ -317,7 +317,7 @@ def _mixed(command: Command, rope: RopeConfig, mixed: float | None) -> RopeConfi
     return dataclasses.replace(rope, scaling=scaling)
 
 
-READERS: dict[str, Callable[[Command, Checkpoint], Read]] = {
+READERS: dict[str, Callable[[EngineCommand, Checkpoint], Read]] = {
     "vllm": over_config, "sglang": over_config, "llama.cpp": llama, "mlx-lm": mlx
 }  # fmt: skip
 """How each engine of `FLAGS` reads a model."""

@@ -16,7 +16,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import main_rope
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.values import is_number
-from ropewalk.serving.command import Command, read_command
+from ropewalk.serving.command import EngineCommand, read_command
 from ropewalk.serving.engines import FLAGS, Case, applied, blocks_of
 from ropewalk.serving.overrides import READERS, config_length, fault
 from ropewalk.serving.serve import serve_config
@@ -34,7 +34,7 @@ class Started:
     - `findings`: settings without effect, and other faults. `line`: commands that do what was meant, or ().
     """
 
-    command: Command
+    command: EngineCommand
     before: Checkpoint
     model: Checkpoint
     length: float | None
@@ -80,7 +80,7 @@ def served_words(model: Checkpoint, done: Started | None) -> str:
     return "; ".join(f"{value:,} ({', '.join(names)})" for value, names in shown.items())
 
 
-def _foreign(command: Command) -> Iterator[Finding]:
+def _foreign(command: EngineCommand) -> Iterator[Finding]:
     """Yield options for the rope or the length that the engine does not have."""
     lengths, over = {name for flags in FLAGS.values() for name in flags.length}, command.flags.over
     for name in command.unread:
@@ -90,7 +90,7 @@ def _foreign(command: Command) -> Iterator[Finding]:
             yield fault("unknown-option", told, f"Use {over}." if over else "Change the model's config.")
 
 
-def _wanted(command: Command) -> tuple[str | None, float | None, float | None]:
+def _wanted(command: EngineCommand) -> tuple[str | None, float | None, float | None]:
     """Return the rule and the factor that a command asks for, and the length in tokens."""
     length = command.number(*command.flags.length)
     if command.engine == "llama.cpp":
@@ -116,7 +116,7 @@ def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
         yield from _objects(inner)
 
 
-def _right(command: Command, model: str, trained: int) -> tuple[str, ...]:
+def _right(command: EngineCommand, model: str, trained: int) -> tuple[str, ...]:
     """Return the plan of `serve-config` for what a command asks, with its other options; () if there is none."""
     rule, factor, length = _wanted(command)
     target = math.ceil(max((factor or 1) * trained, length or 0))
