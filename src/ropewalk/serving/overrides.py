@@ -12,8 +12,8 @@ from typing import Any
 
 from ropewalk.audit.findings import Finding, Severity
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.checkpoints.gguf import ROPE_TENSORS, gguf_config
-from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
+from ropewalk.checkpoints.gguf_rope import gguf_fields, gguf_ropes
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES
 from ropewalk.rope.config import RopeConfig
@@ -227,8 +227,9 @@ def llama(command: EngineCommand, opened: Checkpoint) -> Read:
     if opened.arch is None or opened.path is None:
         cure = "Pass the file: ropewalk inspect MODEL.gguf --command ..."
         raise RopeError("inspect: llama.cpp loads a .gguf file.", facts={"model": opened.name}, cure=cure)
-    file, arch = GGUFFile(opened.path), opened.arch
+    file, arch = GGUFFile(opened.path, rope_only=True), opened.arch
     findings = _override(command, file.metadata, arch)
+    own = gguf_ropes(file)
     keys = {key.removeprefix(f"{arch}."): value for key, value in file.metadata.items()}
     stated = float(keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0)
     kind, factor = command.value("--rope-scaling") or str(keys.get("rope.scaling.type", "linear")), stated
@@ -244,8 +245,9 @@ def llama(command: EngineCommand, opened: Checkpoint) -> Read:
     new = {"rope.scaling.type": kind, "rope.scaling.factor": 1.0 if kind == "none" else factor, "rope.freq_base": theta,
            "rope.scaling.original_context_length": None if original is None else int(original)}  # fmt: skip
     file.metadata |= {f"{arch}.{key}": value for key, value in new.items() if value is not None}
-    config = gguf_config(file)
-    ropes = ModelRopes.from_hf(config).mapped(lambda rope: _mixed(command, rope, mixed))
+    ropes = gguf_ropes(file).mapped(lambda rope: _mixed(command, rope, mixed))
+    layers = zip(own.ropes, ropes.ropes, ropes.sliding_windows, strict=True)  # flags do not reach those with a window
+    ropes = dataclasses.replace(ropes, ropes=tuple(new if window is None else old for old, new, window in layers))
     context = int(keys["context_length"])
     longest = int((original or context) * factor) if kind == "yarn" and factor != stated else context
     given = command.number(*command.flags.length) or longest  # what --fit finds (common/fit.cpp)
@@ -259,7 +261,7 @@ def llama(command: EngineCommand, opened: Checkpoint) -> Read:
     if each < given:
         told = f"Each of {slots:.0f} slots gets {each:,.0f} tokens of the context."
         findings.append(fault("slots", told, "Multiply -c, or add --kv-unified.", "warning"))
-    found = dataclasses.replace(opened, config=config, ropes=ropes)
+    found = dataclasses.replace(opened, config=gguf_fields(file, ropes), ropes=ropes)
     return found, min(each, longest), [*findings, *_llama_flags(command, kind, factor, mixed)]
 
 
