@@ -24,7 +24,7 @@ def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(json.dumps(LLAMA31))
     assert inspect(path, "--target", 131072, "--json", out) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "interleaved false: pairs (i, i + 64)" in printed
+    assert "interleaved False: pairs (i, i + 64)" in printed
     assert "trained length 131,072, with its llama3 scaling (8,192 before it); 25 of 64 pairs never" in printed
     assert "served length 131,072 (vllm, sglang)" in printed
     assert "reach" not in printed.partition("note")[0]  # 85,133 tokens, and it was trained beyond them

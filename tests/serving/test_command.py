@@ -20,6 +20,7 @@ from ropewalk.serving.overrides import config_length
 from ropewalk.serving.serve import serve_config
 from ropewalk.serving.served import Served
 from ropewalk.serving.started import started
+from tests.checkpoints.test_gguf_architectures import header
 from tests.cli.doctor_runs import run_command
 from tests.models.material import gguf_of
 from tests.rope.models import fixture
@@ -251,6 +252,15 @@ def test_flags_of_llama_cpp_without_effect(flags: str, fault: str, file: Path) -
     scaling = main_rope(started(f"llama-server -m {file} {betas} 1").model.ropes.ropes).scaling
     assert (scaling.rope_type, scaling.beta_fast, scaling.factor) == ("yarn", 8, 4)
     assert main_rope(started(f"llama-server -m {file} {betas} 0").model.ropes.ropes).scaling.rope_type == "linear"
+
+
+def test_flags_do_not_reach_layers_with_a_window(tmp_path: Path) -> None:
+    """Gemma 3's keep the file's theta and scale: `get_rope_freq_base` in src/llama-model.cpp."""
+    gemma = header(tmp_path / "gemma.gguf", "gemma3", {"attention.sliding_window": 512})
+    found = started(f"llama-server -m {gemma} --rope-freq-base 5e6 --rope-scaling linear --rope-scale 2")
+    before, after = found.before.ropes.rotating, found.model.ropes.rotating
+    assert before["sliding_attention"] == after["sliding_attention"]
+    assert (after["full_attention"].theta, after["full_attention"].scaling.factor) == (5e6, 2.0)
 
 
 def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:

@@ -195,14 +195,17 @@ def answer(audits: Sequence[Audit], served: str | None = None) -> dict[str, str]
         alike = len({value for value, _ in shown}) == 1
         return shown[0][0] if alike else "; ".join(f"{value} ({label})" for value, label in shown)
 
+    scale = audits[0].query_scale
     rows = {
         "layers": _layers(audits),
-        "interleaved": each(_pairing),
+        "interleaved": each(
+            lambda one: f"{one.interleaved}: pairs " + ("(2i, 2i + 1)" if one.interleaved else f"(i, i + {one.pairs})")
+        ),
         "rotary_dim": each(_width),
         "theta": each(lambda one: "its own frequencies" if one.theta is None else f"{one.theta:,.10g}"),
         "scaling": each(_scaling),
-        "attention_factor": each(lambda one: _factor(one.attention_factor)),
-        "query_scale": each(_query_scale),
+        "attention_factor": each(lambda one: f"{one.attention_factor:.5g}: logits are multiplied by its square"),
+        "query_scale": "" if scale is None else f"1 + {scale[0]:g} ln(1 + floor(position / {scale[1]:,}))",
         "window": each(lambda one: "none" if one.window is None else f"{one.window:,} tokens"),
         "trained_length": each(_trained),
         "served_length": served or "",
@@ -257,14 +260,6 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(shown) or "none"
 
 
-def _pairing(found: Audit) -> str:
-    """Return which features form a pair."""
-    if found.interleaved is None:
-        return ""
-    pairs = "(2i, 2i + 1)" if found.interleaved else f"(i, i + {found.pairs})"
-    return f"{str(found.interleaved).lower()}: pairs {pairs}"
-
-
 def _width(found: Audit) -> str:
     """Return the rotated features, and how many pairs each axis has."""
     section = found.rope_parameters.get("mrope_section")
@@ -284,18 +279,6 @@ def _scaling(found: Audit) -> str:
         if isinstance(value, list | tuple | int | float)
     ]
     return f"{found.scaling}{': ' if shown else ''}{', '.join(shown)}"
-
-
-def _factor(factor: float) -> str:
-    return "1" if factor == 1 else f"{factor:.4f}: logits are multiplied by {factor**2:.4f}"
-
-
-def _query_scale(found: Audit) -> str:
-    """Return the scale of queries by position."""
-    if found.query_scale is None:
-        return ""
-    slope, length = found.query_scale
-    return f"1 + {slope:g} ln(1 + floor(position / {length:,}))"
 
 
 def _trained(found: Audit) -> str:

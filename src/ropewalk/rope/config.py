@@ -356,9 +356,8 @@ class RopeConfig:
     def fingerprint(self, layers: Iterable[int] = (), *, seq_len: int | None = None) -> str:
         """Return a digest of everything that a cached key depends on: the same digest, the same rotated keys.
 
-        It contains the frequencies in float64, to 12 digits, the axis and the pairing of each pair, the width, and the
-        attention factor, which keys carry. It does not contain lengths or names, so it is the same for two spellings of
-        one rope.
+        It contains the frequencies in float64 (12 digits), the axis and the pairing of each pair, the width, and the
+        attention factor, which keys carry; no lengths or names.
 
         **Arguments:**
         - `layers`: numbers of the layers that keep keys under this rope; omit them to compare the rotation only.
