@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.audit.audit import Audit, audit, audit_sentences, float32_cos_error, reach, wavelengths
+from ropewalk.audit.audit import Audit, answer, audit, float32_cos_error, reach, wavelengths
 from ropewalk.audit.sources import audits_of, findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.errors import RopeError
@@ -68,9 +68,7 @@ def test_the_reach_is_shown_where_its_assumptions_hold(config: RopeConfig, layer
     found = audit(config, layers=layers)
     assert found.reach_assumed == (reason is None)
     assert (reason or "") in (found.reach_reason or "")
-    said = [line for line in audit_sentences(found) if "Reach" in line]
-    assert len(said) == (reason is None)
-    assert all("by a heuristic" in line and "18,438 tokens" in line for line in said)
+    assert ("18,438 tokens by a heuristic" in answer([found]).get("reach", "")) == (reason is None)
 
 
 def test_a_window_bounds_what_a_pair_shows() -> None:
@@ -78,9 +76,9 @@ def test_a_window_bounds_what_a_pair_shows() -> None:
     found = audit(LLAMA3, layers=Layers(window=512))
     assert found.pairs_never_turning == int((2 * np.pi / ladder(5e5, 128) > 512).sum())
     assert audit(LLAMA3, layers=Layers(window=10_000)).pairs_never_turning == 29
-    assert f"Its layers attend to at most 512 tokens: {found.pairs_never_turning} of 64" in " ".join(
-        audit_sentences(found)
-    )
+    rows = answer([found])
+    assert rows["window"] == "512 tokens"
+    assert f"{found.pairs_never_turning} of 64 pairs never complete a turn within its window" in rows["trained_length"]
 
 
 YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddings=16384)
@@ -89,31 +87,31 @@ YARN = dataclasses.replace(LLAMA2, scaling=YaRN(4.0, 4096), max_position_embeddi
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (LLAMA3, "Trained length 8,192: 29 of 64 pairs never complete a turn within it."),
+        (LLAMA3, "8,192; 29 of 64 pairs never complete a turn within it"),
         (
             dataclasses.replace(YARN, trained=Trained(True, source="somebody")),
-            "Trained length 16,384, with its yarn scaling (4,096 before it): 18 of 64 pairs never complete a turn "
-            "within it. Source: somebody.",
+            "16,384, with its yarn scaling (4,096 before it); 18 of 64 pairs never complete a turn within it. Source: "
+            "somebody",
         ),
         (
             dataclasses.replace(YARN, trained=Trained(False)),
             "without the yarn scaling to 16,384 tokens, an option for inf",
         ),
         (YARN, "4,096 if the yarn scaling is an option for inference, 16,384 if the model was trained with it"),
-        (YARN, "`ropewalk doctor` measures which. 18 of 64 pairs never complete a turn within 4,096 tokens."),
+        (YARN, "`ropewalk doctor` measures which; 18 of 64 pairs never complete a turn within 4,096 tokens"),
         (
             dataclasses.replace(LLAMA2, scaling=Linear(4.0)),
             "it is unknown whether the model was trained with the linear scaling",
         ),
         (
             dataclasses.replace(LLAMA2, max_position_embeddings=None),
-            "does not state the trained length; pass --trained",
+            "not stated by the config; pass --trained",
         ),
     ],
 )
 def test_what_the_model_was_trained_to_in_words(config: RopeConfig, expected: str) -> None:
     """With its scaling, without it, or not known which."""
-    assert expected in " ".join(audit_sentences(audit(config)))
+    assert expected in answer([audit(config)])["trained_length"]
 
 
 def test_reach_across_the_grid() -> None:
@@ -174,7 +172,7 @@ def test_frequencies_that_turn_back() -> None:
     assert (found.theta, found.rope_parameters) == (None, {})
     assert found.wavelengths == pytest.approx(forwards.wavelengths)
     assert found.pairs_never_turning == forwards.pairs_never_turning
-    assert "its own frequencies" in audit_sentences(found)[0]
+    assert answer([found])["theta"] == "its own frequencies"
 
 
 # --- published configurations
@@ -285,12 +283,12 @@ def test_the_layers_of_a_rope_are_those_of_its_class(fields: dict[str, Any], rot
     first = next(each for each in found if each.layer_type in ("main", None, "chunked_attention", "sliding_attention"))
     assert first.layers == tuple(number for number, flag in enumerate(flags) if flag)
     assert first.num_layers == fields["num_hidden_layers"]
-    where = audit_sentences(first)[1]
-    assert where.startswith(
-        "Pairs features (2i, 2i + 1)" if first.interleaved else f"Pairs features (i, i + {first.pairs})"
+    rows = answer([first])
+    assert rows["interleaved"] == (
+        "True: pairs (2i, 2i + 1)" if first.interleaved else f"False: pairs (i, i + {first.pairs})"
     )
     if fields["num_hidden_layers"] == 9:
-        assert where.endswith(", in 7 of 9 layers: 0-2, 4-6, 8.")
+        assert rows["layers"] == "7 of 9 rotate: 0-2, 4-6, 8; without rotation: 3, 7"
 
 
 @pytest.mark.parametrize("key", ["no_rope_layer_interval", "no_rope_layers", "compress_ratios", "layers_block_type"])
@@ -309,8 +307,19 @@ def test_a_proportional_rope_counts_its_rotating_pairs() -> None:
 
     own = Own(transformers_config(fixture("gemma_4_e4b"))).full_attention_inv_freq
     assert (int((own > 0).sum()), len(own)) == (64, 256)
-    assert "64 of 256 pairs of 512 features" in audit_sentences(full)[0]
-    assert (full.pairs_never_turning, "0 of 64 pairs never" in audit_sentences(full)[2]) == (0, True)
+    rows = answer([full])
+    assert rows["rotary_dim"] == "128 of 512 features of a head"
+    assert (full.pairs_never_turning, "0 of 64 pairs never" in rows["trained_length"]) == (0, True)
+
+
+@pytest.mark.parametrize("name", fixture_names())
+def test_the_answer_of_published_configurations(name: str) -> None:
+    """At most twelve rows, each with the name of its number in the record; no row says two things of one rope."""
+    rows, names = answer(audits(name), "8,192"), {field.name for field in dataclasses.fields(Audit)}
+    assert len(rows) <= 12
+    assert {*rows} <= {*names, "served_length"}
+    assert {"theta", "interleaved", "rotary_dim", "scaling", "trained_length", "digest"} <= {*rows}
+    assert ("query_scale" in rows) == (name in ("llama_4_scout", "ministral_3_3b"))
 
 
 def test_all_ropes_of_a_model_have_its_lengths() -> None:

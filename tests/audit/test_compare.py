@@ -255,6 +255,11 @@ def test_a_drafter_has_its_own_width(tmp_path: Path) -> None:
         ("frequencies", "error"), ("length", "warning"), ("width", "note"),
     ]  # fmt: skip
     assert all("neither is a copy" in each.cure for each in found)
+    assert compare(opened(tmp_path, drafter), target, drafter=True) == []
+    longer = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32_768}
+    found = compare(target, opened(tmp_path, {**drafter, "rope_scaling": longer}), drafter=True)
+    assert [(each.code, each.severity) for each in found] == [("frequencies", "error"), ("factor", "error")]
+    assert all(each.cure.startswith("A drafter has its own width") for each in found)
 
 
 def test_axes_that_only_one_config_states(tmp_path: Path) -> None:

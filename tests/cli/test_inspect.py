@@ -24,9 +24,10 @@ def test_llama_3_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(json.dumps(LLAMA31))
     assert inspect(path, "--target", 131072, "--json", out) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Pairs features (i, i + 64)." in printed
-    assert "Trained length 131,072, with its llama3 scaling (8,192 before it): 25 of 64 pairs never" in printed
-    assert "Reach" not in printed  # 85,133 tokens, and it was trained beyond them
+    assert "interleaved False: pairs (i, i + 64)" in printed
+    assert "trained length 131,072, with its llama3 scaling (8,192 before it); 25 of 64 pairs never" in printed
+    assert "served length 131,072 (vllm, sglang)" in printed
+    assert "reach" not in printed.partition("note")[0]  # 85,133 tokens, and it was trained beyond them
     assert "note factor-vs-lengths" in printed
     assert "warning" not in printed
     found = json.loads(out.read_text())
@@ -44,8 +45,8 @@ def test_every_layer_type_is_shown(
     out = tmp_path / "out.json"
     assert inspect(Path(__file__).parents[1] / "fixtures" / "configs" / f"{name}.json", "--json", out) == 0
     printed = capsys.readouterr().out
-    assert "of sliding_attention layers" in printed
-    assert "of full_attention layers" in printed
+    assert "(sliding_attention)" in printed
+    assert "(full_attention)" in printed
     found = json.loads(out.read_text())["audits"]
     assert json.loads(out.read_text())["audit"] == found[0]
     assert [(one["layer_type"], one["theta"]) for one in found] == [
@@ -96,7 +97,7 @@ def test_two_configs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(out.read_text())["same"] is True
     assert inspect(path, "--against", other, "--json", out) == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "A: Rope: 64 pairs of 128 features, theta 500,000, llama3 scaling by 8. B: Rope: 64 pairs" in printed
+    assert "A 64 pairs of 128 features, theta 500,000, llama3: factor 8," in printed
     assert "error frequencies: from a distance of 1,767 tokens: pair 32 differs by a quarter turn" in printed
     found = json.loads(out.read_text())
     assert found["same"] is False
@@ -116,7 +117,9 @@ def test_models_that_do_not_rotate(tmp_path: Path, capsys: pytest.CaptureFixture
     other.write_text(json.dumps({"model_type": "nemotron_h", "hidden_size": 64, "rope_theta": 10_000}))
     assert inspect(config, "--against", other) == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert "B: no layer rotates. error layers: from a distance of 1 token: no layer of B rotates." in printed
+    assert (
+        "B no layer rotates error layers: from a distance of 1 token: they rotate only in A: no layer of B" in printed
+    )
     assert inspect(other, "--against", other) == 0
     capsys.readouterr()
     assert inspect(other) == 2

@@ -257,6 +257,18 @@ def test_what_no_config_can_say_is_refused(family: str, method: str, words: str,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_config_alone(tmp_path: Path) -> None:
+    """For trainers: from a config without weights, beside other files; what it says is what a folder would."""
+    source, own, out = checkpoint(tmp_path / "source"), tmp_path / "own.json", tmp_path / "longer.json"
+    own.write_bytes((source / "config.json").read_bytes())
+    config = exported(own, out, "ntk")
+    assert json.loads(out.read_text()) == config
+    assert config == exported(source, tmp_path / "folder", "ntk")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "longer.json", "own.json", "source"]
+    with pytest.raises(RopeError, match="must be a folder, or a new file"):
+        exported(own, out, "ntk", overwrite=True)
+
+
 def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     """Refused when not empty, when foreign, when it is the source; with overwrite an earlier export is replaced."""
     source, out = checkpoint(tmp_path / "source"), tmp_path / "out"

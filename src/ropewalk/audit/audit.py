@@ -1,10 +1,11 @@
-"""The reach and training of a rotary configuration, as numbers and sentences, without running the model."""
+"""The rope of each layer type of a model as numbers, and as rows of text, without running the model."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ class Audit:
     - `scaling`: the rule of its length scaling. `scaling_is_trained`: whether the model was trained with it (None:
       unknown, or no scaling). `scaled_length`, `original_length`: the trained length with and without it.
       `trained_source`: the source of these facts.
+    - `query_scale`: slope and length of a scale of queries by position (`Module.query_scale`). `digest`:
+      `RopeConfig.fingerprint` of its layers, at the target if frequencies depend on the length.
     - `reach_assumed`: whether the assumptions of `reach` hold. If not, `reach_reason` states why.
     """
 
@@ -60,6 +63,8 @@ class Audit:
     interleaved: bool | None = None
     layers: tuple[int, ...] = ()
     num_layers: int = 0
+    query_scale: tuple[float, int] | None = None
+    digest: str = ""
     reach_assumed: bool = False
     reach_reason: str | None = None
 
@@ -122,6 +127,7 @@ def audit(
         interleaved=config.interleaved,
         layers=layers.numbers,
         num_layers=layers.count,
+        digest=config.fingerprint(layers.numbers, seq_len=wanted),
         target=wanted,
         inv_freq=tuple(scaled.tolist()),
         inv_freq_unscaled=tuple(unscaled.tolist()),
@@ -177,85 +183,145 @@ def float32_cos_error(inv_freq: Array, target: int) -> float:
     return float(np.abs(np.cos(usual.astype(np.float64)) - exact).max())
 
 
-def audit_sentences(found: Audit) -> list[str]:
-    """Return the audit as sentences, one fact each."""
-    layers = f" of {found.layer_type} layers" if found.layer_type else ""
-    theta = "its own frequencies" if found.theta is None else f"theta {found.theta:,.0f}"
-    rotating = sum(1 for wavelength in found.wavelengths if wavelength is not None)
-    pairs = f"{found.pairs}" if rotating == found.pairs else f"{rotating} of {found.pairs}"
-    lines = [f"Rope{layers}: {pairs} pairs of {found.head_dim} features, {theta}{_scaling(found)}."]
-    lines += [] if found.interleaved is None else [_layers(found)]
-    trained, turns = _trained(found), f"{found.pairs_never_turning} of {rotating} pairs never complete a turn within"
-    source = f" Source: {found.trained_source}." if found.trained_source else ""
-    if found.window is not None and (found.trained_length is None or found.window < found.trained_length):
-        lines.append(f"{trained}.{source}")
-        lines.append(f"Its layers attend to at most {found.window:,} tokens: {turns} them.")
-    elif found.trained_length is None:
-        lines.append(f"{trained}.")
-    elif found.scaling is not None and found.scaling_is_trained is None:
-        lines.append(f"{trained}. {turns} {found.trained_length:,} tokens.{source}")
-    else:
-        lines.append(f"{trained}: {turns} it.{source}")
-    if found.reach_assumed:
-        lines.append(_reach(found))
-    lines.append(
-        f"With float32 angles, cos at {found.target:,} tokens has an error of up to {found.float32_cos_error:.1e}; "
-        "in ropewalk's tables it is 6e-08."
-    )
-    if found.attention_factor != 1:
-        lines.append(f"Attention factor {found.attention_factor:.4f}: logits are multiplied by its square.")
-    return lines
+def answer(audits: Sequence[Audit], served: str | None = None) -> dict[str, str]:
+    """Return the ropes of a model as at most twelve rows, each with the name of its number in JSON.
+
+    A row contains one value if all ropes have it, else one for each layer type. `served`: the length that engines
+    serve, in words.
+    """
+
+    def each(show: Callable[[Audit], str]) -> str:
+        shown = [(show(one), one.layer_type) for one in audits]
+        alike = len({value for value, _ in shown}) == 1
+        return shown[0][0] if alike else "; ".join(f"{value} ({label})" for value, label in shown)
+
+    scale = audits[0].query_scale
+    rows = {
+        "layers": _layers(audits),
+        "interleaved": each(
+            lambda one: f"{one.interleaved}: pairs " + ("(2i, 2i + 1)" if one.interleaved else f"(i, i + {one.pairs})")
+        ),
+        "rotary_dim": each(_width),
+        "theta": each(lambda one: "its own frequencies" if one.theta is None else f"{one.theta:,.10g}"),
+        "scaling": each(_scaling),
+        "attention_factor": each(lambda one: f"{one.attention_factor:.5g}: logits are multiplied by its square"),
+        "query_scale": "" if scale is None else f"1 + {scale[0]:g} ln(1 + floor(position / {scale[1]:,}))",
+        "window": each(lambda one: "none" if one.window is None else f"{one.window:,} tokens"),
+        "trained_length": each(_trained),
+        "served_length": served or "",
+        "reach": each(_reach) if any(one.reach_assumed for one in audits) else "",
+        "digest": each(lambda one: one.digest),
+    }
+    return {name: value for name, value in rows.items() if value}
 
 
-def _layers(found: Audit) -> str:
-    """Return the pairing, and the numbers of the layers if they are known, as a sentence."""
-    pairing = "(2i, 2i + 1)" if found.interleaved else f"(i, i + {found.pairs})"
-    runs = [list(run) for _, run in itertools.groupby(enumerate(found.layers), lambda pair: pair[1] - pair[0])]
-    ranges = ", ".join(f"{run[0][1]}" if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs)
-    share = f"{len(found.layers)} of {found.num_layers} layers: {ranges}"
-    share = f"all {found.num_layers} layers" if len(found.layers) == found.num_layers else share
-    return f"Pairs features {pairing}{f', in {share}' if found.layers else ''}."
+def summary(found: Audit) -> str:
+    """Return a rope in one line, to compare it with another model's.
+
+    >>> summary(audit(RopeConfig(64, rotary_dim=32, interleaved=False, max_position_embeddings=512)))
+    '16 pairs of 64 features, theta 10,000, trained length 512'
+    """
+    label = f"{found.layer_type}: " if found.layer_type else ""
+    theta = "its own frequencies" if found.theta is None else f"theta {found.theta:,.10g}"
+    scaling = "" if found.scaling is None else f", {_scaling(found)}"
+    length = "" if found.trained_length is None else f", trained length {found.trained_length:,}"
+    return f"{label}{_rotating(found)} pairs of {found.head_dim} features, {theta}{scaling}{length}"
+
+
+def _rotating(found: Audit) -> int:
+    """Return the number of pairs that rotate."""
+    return sum(1 for wavelength in found.wavelengths if wavelength is not None)
+
+
+def _layers(audits: Sequence[Audit]) -> str:
+    """Return the layers of each rope, and those without rotation."""
+    count, several = audits[0].num_layers, len(audits) > 1
+    if not count:
+        return "" if several else "all"
+    used = {number for one in audits for number in one.layers}
+    parts = [f"{one.layer_type} {ranges(one.layers)}" if several else ranges(one.layers) for one in audits]
+    still = [number for number in range(count) if number not in used]
+    if not still:
+        return f"all {count}{': ' + '; '.join(parts) if several else ''}"
+    return f"{len(used)} of {count} rotate: {'; '.join(parts)}; without rotation: {ranges(still)}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as ranges.
+
+    >>> ranges([0, 1, 2, 5, 7]), ranges([3, 7, 11, 15]), ranges(())
+    ('0-2, 5, 7', '3, 7, ..., 15', 'none')
+    """
+    runs = [list(run) for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    shown = [f"{run[0][1]}" if len(run) == 1 else f"{run[0][1]}-{run[-1][1]}" for run in runs]
+    steps = {(len(b), b[0][1] - a[0][1]) for a, b in itertools.pairwise(runs)}
+    if len(runs) > 3 and steps == {(len(runs[0]), runs[1][0][1] - runs[0][0][1])}:
+        shown[2:-1] = ["..."]
+    return ", ".join(shown) or "none"
+
+
+def _width(found: Audit) -> str:
+    """Return the rotated features, and how many pairs each axis has."""
+    section = found.rope_parameters.get("mrope_section")
+    axes = f", pairs of each axis {section}" if section else ""
+    return f"{2 * _rotating(found)} of {found.head_dim} features of a head{axes}"
 
 
 def _scaling(found: Audit) -> str:
-    """Return the length scaling, with its factor if it has one."""
-    factor = found.rope_parameters.get("factor")
+    """Return the length scaling with its numbers."""
     if found.scaling is None:
-        return ""
-    return f", {found.scaling} scaling" + (f" by {factor:g}" if isinstance(factor, int | float) else "")
+        return "none"
+    apart = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+    numbers = {key: value for key, value in found.rope_parameters.items() if key not in apart}
+    shown = [
+        f"{key} {f'{len(value)} numbers' if isinstance(value, list | tuple) else f'{value:,.10g}'}"
+        for key, value in numbers.items()
+        if isinstance(value, list | tuple | int | float)
+    ]
+    return f"{found.scaling}{': ' if shown else ''}{', '.join(shown)}"
 
 
 def _trained(found: Audit) -> str:
-    """Return the trained length and the training status of the scaling, as a sentence."""
+    """Return the trained length, the training status of the scaling, and the pairs that never complete a turn."""
+    status = _status(found)
+    if found.pairs_never_turning is not None:
+        inside = (
+            "its window" if found.window is not None and found.window < (found.trained_length or math.inf) else "it"
+        )
+        unknown = found.scaling is not None and found.scaling_is_trained is None and inside == "it"
+        within = f"{found.trained_length:,} tokens" if unknown else inside
+        status += f"; {found.pairs_never_turning} of {_rotating(found)} pairs never complete a turn within {within}"
+    return f"{status}{f'. Source: {found.trained_source}' if found.trained_source else ''}"
+
+
+def _status(found: Audit) -> str:
+    """Return the trained length and the training status of the scaling."""
     rule, length, original = found.scaling, found.trained_length, found.original_length
     if length is None:
-        return "The config does not state the trained length; pass --trained-length"
+        return "not stated by the config; pass --trained-length"
     if rule is None:
-        return f"Trained length {length:,}"
+        return f"{length:,}"
     if found.scaling_is_trained:
         before = f" ({original:,} before it)" if original is not None and original < length else ""
-        return f"Trained length {length:,}, with its {rule} scaling{before}"
+        return f"{length:,}, with its {rule} scaling{before}"
     stated = found.scaled_length
     longer = stated is not None and original is not None and stated > original
     if found.scaling_is_trained is False:
         to = f" to {stated:,} tokens" if longer else ""
-        return f"Trained length {length:,}, without the {rule} scaling{to}, an option for inference"
+        return f"{length:,}, without the {rule} scaling{to}, an option for inference"
     if longer:
         return (
-            f"Trained length {original:,} if the {rule} scaling is an option for inference, {stated:,} if the model "
-            "was trained with it: `ropewalk doctor` measures which"
+            f"{original:,} if the {rule} scaling is an option for inference, {stated:,} if the model was trained with "
+            "it: `ropewalk doctor` measures which"
         )
-    return (
-        f"Trained length {length:,}; it is unknown whether the model was trained with the {rule} scaling: "
-        "`ropewalk doctor` measures it"
-    )
+    unknown = f"it is unknown whether the model was trained with the {rule} scaling"
+    return f"{length:,}; {unknown}: `ropewalk doctor` measures it"
 
 
 def _reach(found: Audit) -> str:
-    """Return the base bound, described as a heuristic, as a sentence."""
+    """Return the base bound, described as a heuristic."""
+    if not found.reach_assumed:
+        return "no bound"
     length = f"{found.reach:,} tokens" if found.reach is not None else f"more than {found.reach_searched:,} tokens"
     at = f", at the frequencies of {found.target:,} tokens" if found.scaling in ("dynamic", "longrope") else ""
-    return (
-        f"Reach by a heuristic (Men et al. 2024): {length}, where the sum of cos(m theta) first becomes negative{at}. "
-        "Only a measurement shows the model's actual reach."
-    )
+    return f"{length} by a heuristic (Men et al. 2024): there the sum of cos(m theta) first becomes negative{at}"

@@ -18,6 +18,7 @@ from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.errors import RopeError
+from ropewalk.methods import main_rope
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
 from ropewalk.rope.hugging_face import text_part
@@ -28,10 +29,8 @@ ROUNDING = 1e-6  # relative: the numbers of a GGUF file are float32
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 _COPY = "If A is right, copy its settings into B."
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
-_FIT = (
-    "Their sizes differ, so neither is a copy. A drafter has its own width, but its theta, scaling and length must fit "
-    "its target's."
-)
+_DRAFTER = "A drafter has its own width, but its theta, scaling and length must fit its target's."
+_FIT = f"Their sizes differ, so neither is a copy. {_DRAFTER}"
 _OWN: dict[str, Severity] = {"width": "note"}  # what a model that is no copy has of its own
 Layer = tuple[RopeConfig | None, int | None]  # a layer's rope, and its window in tokens
 
@@ -57,7 +56,7 @@ def open_base(source: str, *, rotates: bool = True) -> Checkpoint:
     return replace(found, name=f"{Path(source).resolve().name}, an adapter of {found.name}")
 
 
-def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
+def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Difference]:
     """Return the differences of two checkpoints' rotations, the most severe and earliest first; [] if there are none.
 
     Layers are compared by number if both configs state the type of each, else by type. Frequencies are those of the
@@ -65,7 +64,14 @@ def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     of m tokens differ by m |f_i - g_i| radians: frequencies differ from the first m at which this is a quarter turn
     (pi/2) for one pair. Relative differences up to 1e-6 are rounding. Other differences show from the next token. The
     order of the query rows is compared if both checkpoints have weights (of GGUF files, those in `PERMUTED`).
+
+    `drafter`: B drafts tokens for A with weights of its own, so only lengths and frequencies of the ropes with the
+    longest reach are compared, whatever the widths.
     """
+    if drafter and a.ropes.rotating and b.ropes.rotating:
+        ropes = [main_rope(each.ropes.ropes) for each in (a, b)]
+        found = _compare_layer((ropes[0], None), (ropes[1], None))
+        return [replace(each, cure=_DRAFTER) for each in found if each.code not in ("width", "axes")]
     own, others = _each_layer(a.ropes), _each_layer(b.ropes)
     layers = [(f"layer {n}", one, other) for n, (one, other) in enumerate(zip(own, others, strict=False))]
     if not own or len(own) != len(others):
@@ -79,7 +85,7 @@ def compare(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     rotates = [bool(each.ropes.rotating) for each in (a, b)]
     if not all(rotates):
         cure = "If B is a copy of A, one of the configs lost the rotation, or names another class."
-        told = f"no layer of {'B' if rotates[0] else 'A'} rotates."
+        told = f"they rotate only in {'A' if rotates[0] else 'B'}: no layer of {'B' if rotates[0] else 'A'} rotates."
         return [_differs("layers", "error", 1, told, cure)] if any(rotates) else []
     copies = _are_copies(a, b)
     found = _pairing(a, b, _order_of_rows(a, b)) if copies else []

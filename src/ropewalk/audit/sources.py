@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import Audit, audit
-from ropewalk.audit.findings import Finding
-from ropewalk.audit.traps import lint
+from ropewalk.audit.findings import Finding, blocks
+from ropewalk.audit.traps import lint, query_scale
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of, has_weights
 from ropewalk.rope.config import indexer_rope
 
@@ -19,9 +20,11 @@ def audits_of(model: Checkpoint, *, trained_length: int | None = None, target: i
     Lengths are in tokens, as for `audit`. Those of the first audit apply to the whole model.
     """
     audits: list[Audit] = []
+    scale = next(map(query_scale, blocks(model.config)), None) if model.config else None
     for label, rope in sorted(model.ropes.rotating.items(), key=lambda item: item[0] != "full_attention"):
         layers = model.ropes.layers_of(label)
-        audits.append(audit(rope, trained_length=trained_length, target=target, layer_type=label, layers=layers))
+        found = audit(rope, trained_length=trained_length, target=target, layer_type=label, layers=layers)
+        audits.append(replace(found, query_scale=scale))
         trained_length, target = audits[0].trained_length, audits[0].target
     return audits
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "doctor": "Measure how far a checkpoint's context really reaches, and what would extend it.",
     "extend": "Extend a checkpoint's context: apply a method.",
     "report": "Write the doctor's report from its record, or compare several; runs no model.",
-    "inspect": "Describe the rope of a config and its known traps, or compare two; runs no model.",
+    "inspect": "Describe the rope of a config or a command and its known traps, or compare two; runs no model.",
     "serve-config": "Print the commands, flags and files to serve an extended model, and the engine's caveats.",
     "verify": "Determine which rotary embedding an engine applies to a model.",
     "vectors": "Write the conformance vectors of a config: files to test an engine's rotation in any language.",

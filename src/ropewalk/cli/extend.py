@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
-OUT = typer.Option(help="The folder to write, or a file MODEL.gguf.", show_default=False, rich_help_panel=OUTPUT)
+OUT = typer.Option(
+    help="A folder to write, or a file NEW.gguf or NEW.json (only the config).",
+    show_default=False,
+    rich_help_panel=OUTPUT,
+)
 OVERWRITE = typer.Option("--overwrite", help="Replace an earlier export at --out.", rich_help_panel=OUTPUT)
 
 

@@ -13,12 +13,12 @@ from ropewalk.cli.options import TOKENS
 
 def inspect(
     source: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="CONFIG_OR_MODEL",
             help='A config.json, a Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
-    ],
+    ] = None,
     target: Annotated[
         int | None, TOKENS, typer.Option(help="The target length in tokens [default: 4x trained].")
     ] = None,
@@ -28,35 +28,67 @@ def inspect(
     against: Annotated[
         str | None, typer.Option(metavar="OTHER", help="Compare with this model; exit status 1 if attention differs.")
     ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Compare the reach, theta and scaling of this drafter.")
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(
+            help="A command of vLLM, SGLang, llama-server or mlx_lm, quoted: which rope it serves; exit "
+            "status 1 if a setting has no effect."
+        ),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
 ) -> None:
-    """Describe the rope of a config and its known traps, or compare two; runs no model."""
+    """Describe the rope of a config or a command and its known traps, or compare two; runs no model."""
     from ropewalk.atomic_io import check_output, write_output
-    from ropewalk.audit.audit import audit_sentences
+    from ropewalk.audit.audit import answer, summary
     from ropewalk.audit.compare import compare, open_base
     from ropewalk.audit.sources import audits_of, findings_of, inspection
     from ropewalk.cli.tables import print_findings
     from ropewalk.errors import RopeError
+    from ropewalk.serving.started import served_words, started
 
+    given = {"--against": against, "--drafter": drafter, "--command": command}
+    given = {name: value for name, value in given.items() if value is not None}
+    other = against if drafter is None else drafter
+    if len(given) > 1 or (source is None and command is None):
+        raise RopeError(
+            "inspect: pass a model, and at most one of --against, --drafter and --command.", facts={**given},
+            cure="ropewalk inspect MODEL --against OTHER",
+        )  # fmt: skip
     if json_file is not None:
         check_output(json_file)
-    if against is not None and (target or trained_length):
-        raise RopeError("inspect: --against compares stated lengths.", cure="Omit --target and --trained-length.")
-    models = [open_base(each, rotates=against is None) for each in (source, against) if each is not None]
-    name, none = models[0].name, "Lint: no known trap in the config."
-    audits = audits_of(models[0], trained_length=trained_length, target=target)
-    if against is None:
-        sentences = [each for one in audits for each in audit_sentences(one)]
+    if other is not None and (target or trained_length):
+        raise RopeError(
+            f"inspect: {next(iter(given))} compares stated lengths.", cure="Omit --target and --trained-length."
+        )
+    done = None if command is None else started(command, source)
+    models = [done.model] if done else [open_base(str(one), rotates=other is None) for one in (source, other) if one]
+    name, none, after = models[0].name, "Lint: no known trap in the config.", list[str]()
+    if other is None:
+        audits = audits_of(models[0], trained_length=trained_length, target=target)
+        rows = answer(audits, served_words(models[0], done))
         findings = findings_of(models[0], audits[0].target)
-        document = inspection(name, audits, findings)
+        if done is not None:
+            findings = [*done.findings, *(one for one in findings if one.severity != "note")]
+            name, none = f"{name} by {done.command.engine}", "Every setting of the rope has its effect."
+            after = ["Right:", *done.line] if done.line else []
+            after += [f"Not looked at: {', '.join(done.command.unread)}."] if done.command.unread else []
+        document = inspection(name, audits, findings) | {"answer": rows}
+        document |= {} if done is None else {"commands": done.line, "not_looked_at": done.command.unread}
     else:
-        findings = [*compare(*models)]
+        findings = [*compare(*models, drafter=drafter is not None)]
         name, none = f"{name} (A) and {models[1].name} (B)", "Same: the two rotate alike in every layer."
-        firsts = [[audit_sentences(one)[0] for one in audits_of(of)] or ["no layer rotates."] for of in models]
-        sentences = [f"{side}: {each}" for side, of in zip("AB", firsts, strict=True) for each in of]
+        rows = {
+            side: "; ".join(map(summary, audits_of(of))) or "no layer rotates"
+            for side, of in zip("AB", models, strict=True)
+        }
         document = {"generator": "ropewalk", "models": [each.name for each in models], "same": not findings}
         document |= {"differences": [vars(each) for each in findings]}
-    print_findings(name, sentences, findings, none)
+    print_findings(name, rows, findings, none)
+    for line in after:
+        typer.echo(line)
     if json_file is not None:
         write_output(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")
-    raise typer.Exit(int(against is not None and any(each.severity == "error" for each in findings)))
+    raise typer.Exit(int(bool(given) and any(each.severity == "error" for each in findings)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,18 +16,18 @@ if TYPE_CHECKING:
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
-def print_findings(name: str, sentences: Iterable[str], findings: Sequence[Finding], none: str) -> None:
-    """Print sentences and findings under a name; `none` is the sentence for no findings."""
+def print_findings(name: str, rows: Mapping[str, str], findings: Sequence[Finding], none: str) -> None:
+    """Print rows and findings under a name; `none` is the sentence for no findings."""
     from rich.text import Text
 
     from ropewalk.progress import plain_console
 
-    console = plain_console()
+    console, wide = plain_console(), max(map(len, rows), default=0) + 4
     console.print(Text(name, style="bold"))
-    for sentence in [*sentences, *([] if findings else [none])]:
-        console.print(Text(f"  {sentence}"))
-    for finding in findings:
-        line = finding_line(finding)
+    for row, value in rows.items():
+        lines = textwrap.wrap(value, max(console.width - wide, 20), break_long_words=False, break_on_hyphens=False)
+        console.print(Text(f"  {row.replace('_', ' '):<{wide - 2}}" + f"\n{'':{wide}}".join(lines)), soft_wrap=True)
+    for line in [finding_line(each) for each in findings] or [Text(none)]:
         line.pad_left(2)
         console.print(line)
 

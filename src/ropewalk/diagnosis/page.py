@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.atomic_io import as_path, check_output, write_output
-from ropewalk.audit.audit import Audit, audit_sentences
+from ropewalk.audit.audit import Audit, answer
 from ropewalk.diagnosis.depth import DepthMap, cell_text
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Standing
 from ropewalk.diagnosis.plan import PLAIN
@@ -219,7 +219,8 @@ def how_measured(diagnosis: Diagnosis) -> str:
 
 def _audit(diagnosis: Diagnosis) -> list[str]:
     audits = diagnosis.inspection.get("audits") or [diagnosis.inspection["audit"]]
-    lines = [line for one in audits for line in audit_sentences(Audit(**one))]
+    rows = answer([Audit(**one) for one in audits])
+    lines = [f"{name.replace('_', ' ')}: {value}" for name, value in rows.items()]
     return lines + [
         f"{one['severity']} {one['code']}: {one['message']} {one['cure']}" for one in diagnosis.inspection["lint"]
     ]

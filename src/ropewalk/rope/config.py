@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from hashlib import blake2b
 from os import PathLike
 from typing import Any
 
@@ -351,6 +352,45 @@ class RopeConfig:
         if own is not None:
             return replace(self, scaling=own, trained=Trained(True, self.trained_length))
         return self if self.scaling_is_trained else self.unscaled()
+
+    def fingerprint(self, layers: Iterable[int] = (), *, seq_len: int | None = None) -> str:
+        """Return a digest of everything that a cached key depends on: the same digest, the same rotated keys.
+
+        It contains the frequencies in float64 (12 digits), the axis and the pairing of each pair, the width, and the
+        attention factor, which keys carry; no lengths or names.
+
+        **Arguments:**
+        - `layers`: numbers of the layers that keep keys under this rope; omit them to compare the rotation only.
+        - `seq_len`: tokens; required if the frequencies depend on it (dynamic NTK, LongRoPE).
+
+        **Returns:** 16 hexadecimal digits.
+        **Raises:** `RopeError` if `seq_len` is missing, and for layers that are not whole numbers.
+
+        >>> rope = RopeConfig(64, interleaved=False, max_position_embeddings=512)
+        >>> rope.fingerprint() == replace(rope, max_position_embeddings=None).fingerprint()
+        True
+        >>> rope.fingerprint() == replace(rope, theta=20_000.0).fingerprint()
+        False
+        """
+        numbers = as_tuple(layers)
+        if None in map(as_whole, numbers) or not isinstance(layers, Iterable):
+            raise RopeError("fingerprint: `layers` must be whole numbers.", facts={"layers": layers}, cure="Pass 0, 1.")
+        if self.needs_seq_len and as_whole(seq_len) is None:
+            raise RopeError(
+                "fingerprint: the frequencies depend on the length.",
+                facts={"scaling": self.scaling},
+                cure="Pass seq_len, the length that the keys were rotated under.",
+            )
+        columns, factor, length = list(self.inv_freq or (0.0,) * self.pairs), 1.0, as_whole(seq_len)
+        for ladder in () if self.inv_freq is not None else self.ladders:
+            values = ladder.inv_freq() if self.scaling is None else self.scaling.inv_freq(ladder, length)
+            for column, value in zip(ladder.columns, values, strict=True):
+                columns[column] = value
+        if self.scaling is not None:
+            factor = self.scaling.attention_factor_at(self.max_position_embeddings, length)
+        digits = [f"{value:.12e}" for value in (*columns, factor)]
+        parts = (self.head_dim, self.pairs, self.interleaved, self.blocks, self.axes, digits)
+        return blake2b(repr((*parts, sorted(map(int, numbers)))).encode(), digest_size=8).hexdigest()
 
     @classmethod
     def from_hf(

@@ -24,7 +24,7 @@ from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied, flat_blo
 from ropewalk.serving.plan import Refused, ServingPlan, gguf_keys, serving_plan
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.serve import check_model, cure_of
-from ropewalk.serving.served import Served, parts_of
+from ropewalk.serving.served import Served, parts_of, text_of
 from ropewalk.serving.settings import ApplySettings, check_length
 from ropewalk.shell import shell_command
 
@@ -62,8 +62,8 @@ def apply(
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; it does not change.
-    - `out`: the folder, or a file name with the ending .gguf; it appears when it is complete. `overwrite`: replace an
-      earlier export.
+    - `out`: the folder, or a file name with the ending .gguf, or .json for the config only, as trainers need it; it
+      appears when it is complete. `overwrite`: replace an earlier export.
     - `record`: the doctor's record with the method and the lengths, a file or `Diagnosis.to_json()`.
 
     **Returns:** an `Exported`.
@@ -99,6 +99,11 @@ def apply(
         )
     if is_file:
         return _write_file(planned, place, progress or SilentProgress())
+    if place.suffix == ".json":
+        path = find(source.given, weights=False)
+        written = read_json(path / "config.json" if path.is_dir() else path)
+        write_json(place, _with_keys(planned, written) if planned.changed else written)
+        return Exported(folder=place, config=written)
     with whole_folder(place, _names(place)) as staging:
         _write_files(source, place, staging)
         written = _write_config(planned, staging)
@@ -132,6 +137,12 @@ def _check_out(source: Served, place: Path, *, is_file: bool, overwrite: bool) -
         )
     if place.exists() and place.resolve() in (source.folder.resolve(), find(source.given, weights=False).resolve()):
         raise RopeError("extend: --out is the model itself.", facts=facts, cure="Pass a different path.")
+    if place.suffix == ".json" and (source.arch is not None or place.exists()):
+        raise RopeError(
+            "extend: --out must be a folder, or a new file for the config of a folder.",
+            facts=facts,
+            cure="Pass a new path.",
+        )
     if place.is_dir() if is_file else place.is_file():
         raise RopeError(
             f"extend: --out must be a {'file' if is_file else 'folder'}.", facts=facts, cure="Pass a new path."
@@ -198,19 +209,20 @@ def _write_files(source: Served, place: Path, staging: Path) -> None:
 
 def _write_config(planned: ServingPlan, folder: Path) -> dict[str, Any]:
     """Put the rope and the length of a plan into the config.json of a folder, and the length into its tokenizer's."""
-    source, content = planned.source, read_json(folder / "config.json")
-    if planned.changed or source.arch is not None:
-        part = content
-        for key in parts_of(content):
-            part = part[key]
-        stated = planned.keys["max_position_embeddings"]
-        part |= {**planned.keys, **source.lengths(stated)}
-        _replace_former_keys(part, source.model_type)
-        write_json(folder / "config.json", content)
-        path = folder / "tokenizer_config.json"
-        about = read_json(path) if path.is_file() else {}
+    content, path = read_json(folder / "config.json"), folder / "tokenizer_config.json"
+    if planned.changed or planned.source.arch is not None:
+        write_json(folder / "config.json", _with_keys(planned, content))
+        stated, about = planned.keys["max_position_embeddings"], read_json(path) if path.is_file() else {}
         if isinstance(about.get("model_max_length"), int) and about["model_max_length"] < stated:
             write_json(path, {**about, "model_max_length": stated})
+    return content
+
+
+def _with_keys(planned: ServingPlan, content: dict[str, Any]) -> dict[str, Any]:
+    """Put the rope and the length of a plan into the content of a config.json, and return it."""
+    part, source = text_of(content), planned.source
+    part |= {**planned.keys, **source.lengths(planned.keys["max_position_embeddings"])}
+    _replace_former_keys(part, source.model_type)
     return content
 
 

@@ -39,12 +39,75 @@ READ = {
 }
 """The version and the function of each engine that applies a block, unless a deviation concerns it."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The options of an engine's command that concern the rope, for `serve-config` and for `inspect --command`.
+
+    - `program`: pattern of the word that starts the engine. `model`: the options of its path, besides a first word.
+    - `length`: the options of the context's length. `over`: the option of the JSON that is put over the config.
+    - `keys`: further options, with the key of a .gguf file's metadata that each replaces, or "".
+    - `longer`: the variable of the environment that permits more than the config's length.
+    - `source`: the files and the version that were read.
+    """
+
+    program: str
+    model: tuple[str, ...]
+    length: tuple[str, ...] = ()
+    over: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    longer: str = ""
+    source: str
+
+    @property
+    def valued(self) -> set[str]:
+        """Return the options that are looked at; each has a value."""
+        return {*self.model, *self.length, *self.keys} | ({self.over} if self.over else set())
+
+
+_SCALE = "rope.scaling."
+FLAGS = {
+    "vllm": Flags(
+        program=r"(.*/)?vllm|vllm\.entrypoints\..*|vllm/vllm-\S+",
+        model=("--model",),
+        length=("--max-model-len",),
+        over="--hf-overrides",
+        longer="VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        source="vLLM 0.32.0's config/model.py (`_apply_dict_overrides`, `_get_and_verify_max_len`)",
+    ),
+    "sglang": Flags(
+        program=r"(.*/)?sglang|sglang\.launch_server|lmsysorg/sglang\S*",
+        model=("--model-path", "--model"),
+        length=("--context-length",),
+        over="--json-model-override-args",
+        longer="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+        source="SGLang 0.5.23's utils/hf_transformers/config.py (`get_config`) and common.py (`get_context_length`)",
+    ),
+    "llama.cpp": Flags(
+        program=r"(.*[/\\])?llama-(server|cli|completion)(\.exe)?|\S*llama\.cpp:(server|full|light)\S*",
+        model=("--model", "-m"),
+        length=("--ctx-size", "-c"),
+        keys={
+            "--rope-scaling": f"{_SCALE}type", "--rope-scale": f"{_SCALE}factor", "--rope-freq-base": "rope.freq_base",
+            "--rope-freq-scale": f"{_SCALE}factor", "--yarn-orig-ctx": f"{_SCALE}original_context_length",
+            "--yarn-ext-factor": "", "--yarn-attn-factor": "", "--yarn-beta-slow": "", "--yarn-beta-fast": "",
+            "--override-kv": "", "--parallel": "", "-np": "",
+        },
+        source="llama.cpp's common/arg.cpp, src/llama-context.cpp and server-context.cpp in xllamacpp 2026.10.11549",
+    ),
+    "mlx-lm": Flags(
+        program=r"(.*/)?mlx_lm(\.(server|generate|chat))?",
+        model=("--model",),
+        source="mlx-lm 0.32.2's server.py, generate.py and each model's `ModelArgs`",
+    ),
+}  # fmt: skip
+"""The options of each engine. mlx-lm has none for the rope: it reads only the config."""
 ROPE_FLAGS = {
-    "vllm": "--hf-overrides",
-    "sglang": "--json-model-override-args",
-    "llama.cpp": "--rope-scaling, --rope-scale, --rope-freq-base, --rope-freq-scale and --yarn-orig-ctx",
+    name: flags.over or ", ".join(key for key in flags.keys if key.startswith(("--rope", "--yarn-orig")))
+    for name, flags in FLAGS.items()
+    if name != "mlx-lm"
 }
-"""The flags of each engine that replace the model's own rope."""
+"""The flags of each engine that replace the model's own rope, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

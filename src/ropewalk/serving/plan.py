@@ -14,6 +14,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families.llama_cpp import ARCHITECTURES
 from ropewalk.methods import Reach, is_unsettled, method_named
 from ropewalk.serving.engines import (
+    FLAGS,
     MULTIPLIES_LENGTH,
     NOT_MULTIPLIED,
     READS_GGUF,
@@ -160,15 +161,16 @@ def _for_folders(bare: ServingPlan) -> ServingPlan | Refused:
     override = bare.changed and not writes
     chosen = ["--revision", revision] if revision else []
     if bare.engine == "vllm":
+        flags = FLAGS["vllm"]
         # it prefers Mistral's params.json, which has no override (0.32.0's transformers_utils/config.py, line 826)
         chosen += ["--config-format", "hf"] if (source.folder / "params.json").is_file() else []
-        chosen += ["--hf-overrides", json.dumps(_override(bare, "rope_parameters"))] if override else []
-        serve = shell_command("vllm", "serve", Path(name), "--max-model-len", length, *chosen)
+        chosen += [flags.over, json.dumps(_override(bare, "rope_parameters"))] if override else []
+        serve = shell_command("vllm", "serve", Path(name), flags.length[0], length, *chosen)
         return bare.with_steps(*steps, serve, override=override)
     if bare.engine == "sglang":
-        key = "rope_parameters" if source.own.nested else "rope_scaling"
-        chosen += ["--json-model-override-args", json.dumps(_override(bare, key))] if override else []
-        serve = shell_command(*_SGLANG, Path(name), "--context-length", length, *chosen)
+        flags, key = FLAGS["sglang"], "rope_parameters" if source.own.nested else "rope_scaling"
+        chosen += [flags.over, json.dumps(_override(bare, key))] if override else []
+        serve = shell_command(*_SGLANG, Path(name), flags.length[0], length, *chosen)
         return bare.with_steps(*steps, serve, override=override)
     assert bare.engine == "transformers", f"no command for {bare.engine}"
     return bare.with_steps(*steps, file=File("serve.py", _script(bare, name, revision, override)), override=override)
@@ -243,7 +245,9 @@ def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
         steps, file = [*steps, bare.apply(Path(source.given) if source.arch else file, LONGER)], Path(LONGER)
     converted = source.arch is None and (not bare.changed or isinstance(copied, str))
     if bare.engine == "llama.cpp":
-        serve = shell_command("llama-server", "-m", file, "--ctx-size", str(bare.length), *(flags or ()))
+        serve = shell_command(
+            "llama-server", "-m", file, FLAGS["llama.cpp"].length[0], str(bare.length), *(flags or ())
+        )
         return bare.with_steps(*steps, serve, converted=converted)
     place = str(file) if file.is_absolute() else f"./{file}"
     if not place.isprintable() or place != place.rstrip():

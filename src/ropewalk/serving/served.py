@@ -211,3 +211,10 @@ def parts_of(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that lead to the language model's part of a config."""
     part = next((key for key in NESTED if isinstance(content.get(key), Mapping)), None)
     return () if part is None else (part, *parts_of(content[part]))
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the language model's part of a config itself, to change it."""
+    for key in parts_of(config):
+        config = config[key]
+    return config
