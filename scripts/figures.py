@@ -38,7 +38,7 @@ from ropewalk.atomic_io import write_whole
 from ropewalk.diagnosis.evidence import Half
 from ropewalk.diagnosis.rules import rounded
 from ropewalk.figures.inline import night_colors
-from ropewalk.figures.strip import Row, draw_strip, finding
+from ropewalk.figures.strip import StripRow, draw_strip, finding
 from ropewalk.figures.style import (
     BLUE,
     GREEN,
@@ -501,7 +501,7 @@ NAMES = {
 }
 
 
-def league_rows() -> tuple[list[Row], str]:
+def league_rows() -> tuple[list[StripRow], str]:
     """Return the rows of the first figure, and how far back each method finds facts."""
     runs = json.loads(LEAGUE.read_text(encoding="utf-8"))["smollm2"].values()
     rows, reaches = [], {}
@@ -514,12 +514,12 @@ def league_rows() -> tuple[list[Row], str]:
             facts = [fact for lane in lanes for fact in lane]
             half = Half.fit([at for at, _ in facts], [hit for _, hit in facts], TARGET)
             reaches[name] = None if half is None or half.high is None else rounded(half.tokens)
-        rows.append(Row(name=name, look=look_of(method), lanes=lanes, trained=trained,
+        rows.append(StripRow(name=name, look=look_of(method), lanes=lanes, trained=trained,
                         count=f"{sum(far)} of {len(far)}" if far else "", note=note))  # fmt: skip
     return rows, finding(reaches)
 
 
-def description(rows: Sequence[Row], title: str) -> str:
+def description(rows: Sequence[StripRow], title: str) -> str:
     """Return every count of the first figure in words."""
     counts = ". ".join(f"{row.name}: {row.count or row.note}" for row in rows)
     return (
@@ -527,7 +527,7 @@ def description(rows: Sequence[Row], title: str) -> str:
     )
 
 
-def front(rows: Sequence[Row], title: str, size: str, kind: str = "svg") -> bytes:
+def front(rows: Sequence[StripRow], title: str, size: str, kind: str = "svg") -> bytes:
     """Return the first figure in the colours of a light page."""
     figure = draw_strip(rows, TARGET, title, SIZES[size])
     if kind == "svg":

@@ -64,7 +64,11 @@ def inspect(
             f"inspect: {next(iter(given))} compares stated lengths.", cure="Omit --target and --trained-length."
         )
     done = None if command is None else started(command, source)
-    models = [done.model] if done else [open_base(str(one), rotates=other is None) for one in (source, other) if one]
+    models = (
+        [done.model]
+        if done
+        else [open_base(str(one), rotates=other is None) for one in (source, other) if one is not None]
+    )
     name, none, after = models[0].name, "Lint: no known trap in the config.", list[str]()
     if other is None:
         audits = audits_of(models[0], trained_length=trained_length, target=target)

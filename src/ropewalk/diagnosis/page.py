@@ -20,7 +20,7 @@ from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT, rounded
 from ropewalk.figures.depth import draw_map
 from ropewalk.figures.inline import inline_svg, night_colors
-from ropewalk.figures.strip import Row, draw_strip, finding
+from ropewalk.figures.strip import StripRow, draw_strip, finding
 from ropewalk.figures.style import NARROW, WIDE, look_of, render
 from ropewalk.imports import need
 from ropewalk.statistics import counted
@@ -44,13 +44,13 @@ class Picture:
     draw: Callable[[tuple[float, float]], Figure]
 
 
-def strip_rows(diagnosis: Diagnosis) -> list[Row]:
+def strip_rows(diagnosis: Diagnosis) -> list[StripRow]:
     """Return the rows of the strip of facts, in the order of the table."""
     rows = []
     for one in diagnosis.ranked:
         broken, of = "gave up: its loss broke down" if one.broken else "", one.beyond or one.near
         rows.append(
-            Row(name=diagnosis.labels[one.method], look=look_of(one.method), lanes=diagnosis.facts(one.method),
+            StripRow(name=diagnosis.labels[one.method], look=look_of(one.method), lanes=diagnosis.facts(one.method),
                 trained=diagnosis.trained_length, count="" if of is None else f"{of.found} of {of.asked}",
                 note=broken or (diagnosis.result(one.method) if one.beyond else ""))
         )  # fmt: skip
@@ -90,7 +90,7 @@ def picture_of(record: Record) -> Picture:
     )  # fmt: skip
 
 
-def _strip(name: str, rows: Sequence[Row], target: int, title: str, said: str) -> Picture:
+def _strip(name: str, rows: Sequence[StripRow], target: int, title: str, said: str) -> Picture:
     caption = (
         "Each dot is a fact, each line of dots a window of text. The curve is the share found around each distance (a "
         "Gaussian kernel, a twentieth of the width), its band the 95 % interval of independent facts. Shaded: farther "

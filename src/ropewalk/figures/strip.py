@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StripRow:
     """One row of the strip: a method, or a record.
 
     - `lanes`: for each window (distance in tokens, whether found) of its facts. `trained`: the trained length.
@@ -42,13 +42,13 @@ class Row:
     note: str = ""
 
 
-def share_by_distance(row: Row, last: int) -> tuple[Array, Array, Array, Array]:
+def share_by_distance(row: StripRow, last: int) -> tuple[Array, Array, Array, Array]:
     """Return distances, the share found around each, and the ends of its 95 % interval.
 
     A fact at distance D has the weight exp(-(D - d)^2 / (2 h^2)) at d, with h a twentieth of `last`. The interval is
     Clopper and Pearson's for the effective number of facts, (sum w)^2 / sum w^2.
 
-    >>> row = Row(name="a", look=Look("#000000"), lanes=[[(n, n < 50) for n in range(100)]], trained=10)
+    >>> row = StripRow(name="a", look=Look("#000000"), lanes=[[(n, n < 50) for n in range(100)]], trained=10)
     >>> share_by_distance(row, 100)[1][[0, -1]].round(2).tolist()
     [1.0, 0.0]
     """
@@ -79,10 +79,10 @@ def finding(reaches: Mapping[str, int | None]) -> str:
     return ", ".join(said)
 
 
-def strip_text(rows: Sequence[Row], last: int, width: int = COLUMNS) -> list[str]:
+def strip_text(rows: Sequence[StripRow], last: int, width: int = COLUMNS) -> list[str]:
     """Return the strip in characters: a column for each part of the distances up to `last`, and a line for the marks.
 
-    >>> row = Row(name="dca", look=Look("#000000"), lanes=[[(9, True), (35, True), (60, False)]], trained=40)
+    >>> row = StripRow(name="dca", look=Look("#000000"), lanes=[[(9, True), (35, True), (60, False)]], trained=40)
     >>> print(strip_text([row], 80, 8)[0])
     dca  \N{BLACK CIRCLE}  \N{BLACK CIRCLE}│  \N{WHITE CIRCLE}
     """
@@ -104,7 +104,7 @@ def strip_text(rows: Sequence[Row], last: int, width: int = COLUMNS) -> list[str
     return [*lines, f"{'':{names}}  {axis}", f"{'':{names}}  {legend}"]
 
 
-def draw_strip(rows: Sequence[Row], last: int, title: str, size: tuple[float, float] = WIDE) -> Figure:
+def draw_strip(rows: Sequence[StripRow], last: int, title: str, size: tuple[float, float] = WIDE) -> Figure:
     """Return the share of facts found by distance as curves, and below it a row of dots for each method.
 
     `last`: the longest distance in tokens. Only the width of `size`, in inches, counts.
@@ -155,7 +155,7 @@ def draw_strip(rows: Sequence[Row], last: int, title: str, size: tuple[float, fl
         return figure
 
 
-def _curves(axes: Axes, rows: Sequence[Row], last: int) -> None:
+def _curves(axes: Axes, rows: Sequence[StripRow], last: int) -> None:
     """Draw the share found by distance under the first methods and the last, chance, and the trained length."""
     drawn = [row for row in rows if any(row.lanes)]
     drawn = drawn if len(drawn) <= CURVES else [*drawn[: CURVES - 2], drawn[-1]]
