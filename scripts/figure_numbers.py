@@ -253,8 +253,8 @@ def precision_numbers(
         "cosines": {way: np.array(values) for way, values in cosines.items()},
         "scores": {way: np.array(values) for way, values in scores.items()},
         "distance": distance,
-        "note": f"head_dim {head_dim}, theta {theta:,.10g}; the largest of {NEAR} positions and all pairs (left), "
-        "of 32 random queries and keys (right); truth in float64",
+        "note": f"head_dim {head_dim}, theta {theta:,.10g}; the largest of {NEAR} positions and all pairs, or "
+        "of 32 random queries and keys; truth in float64",
     }
 
 

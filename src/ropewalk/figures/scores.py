@@ -183,7 +183,7 @@ def decay_numbers(
         "rising": max(rises, key=rises.__getitem__),
         "rising_count": sum(rise > 0 for rise in rises.values()),
         "model": shown_name(model),
-        "note": f"{numbers['note']} Lower right: every query with every key of {texts} windows of {tokens} tokens of\n"
+        "note": f"{numbers['note']} Heads: every query with every key of {texts} windows of {tokens} tokens of\n"
         f"{named(text)}, at this distance, before the softmax. "
         "Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
     }
