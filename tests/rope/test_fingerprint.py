@@ -40,6 +40,8 @@ def test_explicit_frequencies_are_those_of_theta() -> None:
     numbers = rw.inverse_frequencies(BASE).inv_freq[0].tolist()
     assert rw.RopeConfig(32, interleaved=False, inv_freq=numbers).fingerprint() == BASE.fingerprint()
     assert BASE.fingerprint([1, 0]) == BASE.fingerprint((0, 1)) != BASE.fingerprint()
+    scaled = [dataclasses.replace(BASE, scaling=YaRN(2.0, 64, attention_factor=factor)) for factor in (1.0, 1.1)]
+    assert scaled[0].fingerprint() != scaled[1].fingerprint()
     dynamic = dataclasses.replace(BASE, scaling=DynamicNTK())
     assert dynamic.fingerprint(seq_len=64) == BASE.fingerprint() != dynamic.fingerprint(seq_len=128)
     with pytest.raises(RopeError, match="depend on the length"):

@@ -79,6 +79,7 @@ def inspect(
             name, none = f"{name} by {done.command.engine}", "Every setting of the rope has its effect."
             after = ["Right:", *done.line] if done.line else []
             after += [f"Not looked at: {', '.join(done.command.unread)}."] if done.command.unread else []
+            after += [f"Read in {done.command.flags.source}."]
         document = inspection(name, audits, findings) | {"answer": rows}
         document |= {} if done is None else {"commands": done.line, "not_looked_at": done.command.unread}
     else:
