@@ -97,15 +97,18 @@ def _as_stored(name: str, tensor: Tensor, arch: str, config: Any) -> list[tuple[
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
-    """GPT-2's kind with a token for each byte, the end of a text, and a pair if there is room: llama.cpp needs one."""
+    """GPT-2's kind with a token for each byte, the end of a text, unused ones, and two bytes 0, for which llama.cpp
+    needs a pair.
+    """
     letters = sorted(byte_alphabet().items(), key=lambda item: item[1])
-    pairs = ["t h"][: vocab_size - 257]
+    pairs = [f"{letters[0][0]} {letters[0][0]}"][: vocab_size - 257]
+    unused = [f"[PAD{number}]" for number in range(258, vocab_size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(
-        [letter for letter, _ in letters] + ["<|endoftext|>"] + [pair.replace(" ", "") for pair in pairs]
+        [letter for letter, _ in letters] + ["<|endoftext|>"] + [pair.replace(" ", "") for pair in pairs] + unused
     )
-    writer.add_token_types([1] * 256 + [3] + [1] * len(pairs))
+    writer.add_token_types([1] * 256 + [3] + [1] * len(pairs) + [5] * len(unused))
     writer.add_token_merges(pairs)
     writer.add_eos_token_id(256)
     writer.add_bos_token_id(256)

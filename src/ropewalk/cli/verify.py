@@ -32,7 +32,11 @@ def verify(
         ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help='A server\'s URL, or "transformers" or "llama.cpp" to start with the checkpoint.')
+        str | None,
+        typer.Option(
+            help="A server's URL, or one to start with the checkpoint: transformers, llama.cpp, mlx, onnx, vllm "
+            "(vllm@PYTHON: in the Python of a different environment)."
+        ),
     ] = None,
     golden: Annotated[
         Path | None, typer.Option(help="Check the engine with the predictions of this file, without a model.")

@@ -21,7 +21,7 @@ from ropewalk.methods.table import METHODS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes, attends
-from ropewalk.rope.scaling import Scaling, Stacked, yarn_mscale
+from ropewalk.rope.scaling import Scaling, Stacked, YaRN, yarn_mscale
 from ropewalk.rope.values import HORIZON, TRAINED_KEY
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
@@ -29,6 +29,7 @@ THETAS = (1e4, 1e5, 5e5, 1e6)
 NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
 TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
 CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
+_MSCALES = ("mscale", "mscale_all_dim")
 BLOCK = "Give the program every key of the config's rope block."
 FLOAT32 = "Keep inv_freq in float32."
 THETA = "Give the program `rope_theta` of the config."
@@ -191,6 +192,9 @@ def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
     yield "scaling twice", _twice, ""
     for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
         yield f"{rule} {name}", partial(_attention, power=power), ""
+    for field, lost in (("attention_factor", {"attention_factor": None}), ("mscale", dict.fromkeys(_MSCALES))):
+        if getattr(rope.scaling, field, None) is not None:
+            yield f"{rule}, {field} ignored", partial(_replaced, **lost), ""
     for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
         change = partial(_times, field=TRAINED_KEY, times=times)
         yield f"{rule} with {TRAINED_KEY} {length}", change, str(rope.original_length)
@@ -306,15 +310,31 @@ def _rounded(rope: RopeConfig) -> RopeConfig:
 def _some_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
     """Yield scaling on full layers only, on sliding layers only, and on all, if a model has both."""
     sliding = [window is not None for window in expected.sliding_windows]
-    rules = {rope.scaling for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope}
+    scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
+    rules = {rope.scaling for rope in scaled}
     if len(set(sliding)) < 2 or len(rules) != 1:
         return
     kinds = {"full layers only": {False}, "sliding layers only": {True}, "all layers": {False, True}}
     for name, on in kinds.items():
-        scaled = expected.mapped(lambda rope: replace(rope, scaling=next(iter(rules)))).ropes
-        each = zip(scaled, expected.mapped(RopeConfig.unscaled).ropes, sliding, strict=True)
+        on_all = expected.mapped(lambda rope: replace(rope, scaling=next(iter(rules)))).ropes
+        each = zip(on_all, expected.mapped(RopeConfig.unscaled).ropes, sliding, strict=True)
         ropes = tuple(one if kind in on else other for one, other, kind in each)
         yield Hypothesis(f"scaling on {name}", replace(expected, ropes=ropes))
+    if any(rope in scaled for rope, window in zip(expected.ropes, sliding, strict=True) if window):
+        return
+    # llama.cpp multiplies by a file's attn_factor in every layer, and by YaRN's own factor only where it scales
+    applied = attention_factor_of(scaled[0], HORIZON)
+    usual = yarn_mscale(getattr(scaled[0].scaling, "factor", 1.0), 1.0)
+    for factor in (applied, applied / usual):
+        each = zip(expected.ropes, sliding, strict=True)
+        ropes = tuple(_with_factor(rope, factor) if rope is not None and window else rope for rope, window in each)
+        yield Hypothesis(f"attention factor {factor:.3g} on sliding layers, too", replace(expected, ropes=ropes))
+
+
+def _with_factor(rope: RopeConfig, factor: float) -> RopeConfig:
+    """Return a plain rope with an attention factor."""
+    length = rope.max_position_embeddings or HORIZON
+    return replace(rope, scaling=YaRN(1.0, length, attention_factor=factor))
 
 
 def _still_layers(expected: ModelRopes) -> Iterator[Hypothesis]:

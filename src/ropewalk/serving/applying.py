@@ -210,8 +210,14 @@ def _write_files(source: Served, place: Path, staging: Path) -> None:
 def _write_config(planned: ServingPlan, folder: Path) -> dict[str, Any]:
     """Put the rope and the length of a plan into the config.json of a folder, and the length into its tokenizer's."""
     content, path = read_json(folder / "config.json"), folder / "tokenizer_config.json"
-    if planned.changed or planned.source.arch is not None:
-        write_json(folder / "config.json", _with_keys(planned, content))
+    changed = planned.changed or planned.source.arch is not None
+    if changed:
+        _with_keys(planned, content)
+    elif "rope_parameters" in (part := text_of(content)):  # else the keys are former ones
+        _replace_former_keys(part, planned.source.model_type)
+    if content != read_json(folder / "config.json"):
+        write_json(folder / "config.json", content)
+    if changed:
         stated, about = planned.keys["max_position_embeddings"], read_json(path) if path.is_file() else {}
         if isinstance(about.get("model_max_length"), int) and about["model_max_length"] < stated:
             write_json(path, {**about, "model_max_length": stated})
@@ -234,7 +240,14 @@ def _replace_former_keys(part: dict[str, Any], model_type: str) -> None:
         if not isinstance(part.get(key), list):  # one theta for each layer
             part.pop(key, None)
     block = flat_block(part["rope_parameters"]) if model_type == "olmo3" else part["rope_parameters"]
-    if block is None or "rope_type" not in block:  # one for each layer type
+    thetas_of = {} if family is None else family.theta_keys
+    if block is not None and block.keys() == thetas_of.keys():  # one for each layer type, as of Gemma 3
+        rules = {label: one for label, one in block.items() if one["rope_type"] != "default"}
+        if {*rules} <= {"full_attention"}:
+            part |= {thetas_of[label]: one["rope_theta"] for label, one in block.items()}
+            part |= {"rope_scaling": rule for rule in rules.values()}
+        return
+    if block is None or "rope_type" not in block:
         return
     part |= {key: block[key] for key in ("rope_theta", "original_max_position_embeddings") if key in block}
     part |= {} if block["rope_type"] == "default" else {"rope_scaling": block}

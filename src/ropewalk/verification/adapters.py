@@ -1,4 +1,4 @@
-"""The engines for `verify`: transformers, llama.cpp, or a server at a URL. Only the first two import torch."""
+"""The engines for `verify`: a server at a URL, or a program that is started here. The former do not import torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from ropewalk.verification.engine import WAIT, Engine, TokenTexts
 from ropewalk.verification.openai_engine import OpenAIEngine
 
 CONTEXT = 8192  # tokens of a llama.cpp server's context
+STARTED = ("mlx", "onnx", "vllm")
+"""Engines that run in a process of their own; with @PYTHON in the Python of a different environment."""
+NEW = 16  # tokens that may be generated after the longest prompt
+LOCAL = ("transformers", "llama.cpp", *STARTED)
 
 
 def open_engine(
@@ -23,16 +27,18 @@ def open_engine(
     *,
     served_name: str | None = None,
     wait: float = WAIT,
+    max_tokens: int = CONTEXT,
 ) -> AbstractContextManager[Engine]:
     """Open an engine for a `with` block.
 
     **Arguments:**
-    - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", a live transformers
-      model, or an `Engine`.
-    - `model`: the checkpoint for "transformers" and "llama.cpp".
+    - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", one of `STARTED`, a
+      live transformers model, or an `Engine`.
+    - `model`: the checkpoint for engines that are started here.
     - `token_texts`: texts of the model's tokens, for servers that return only text.
     - `served_name`: the model's name on the server. Defaults to the first in its list.
     - `wait`: seconds for which a server that is not reached, or that is loading, is asked again.
+    - `max_tokens`: the longest prompt, for an engine that fixes its context when it starts.
 
     **Raises:** `RopeError` for an unknown engine, or if the engine cannot be opened.
     """
@@ -48,13 +54,41 @@ def open_engine(
             return nullcontext(TransformersEngine.load(model))
         warn_if_slow(engine, "verify: the engine")
         return nullcontext(TransformersEngine(engine))
+    if isinstance(engine, str) and (name := engine.partition("@")[0]) in STARTED:
+        return started_engine(name, model, python=engine.partition("@")[2] or None, max_tokens=max_tokens)
     if isinstance(engine, Engine):
         return nullcontext(engine)
     raise RopeError(
         "verify: unknown engine.",
         facts={"engine": engine},
-        cure='Pass the URL of a server ("http://localhost:8000"), "transformers" or "llama.cpp".',
+        cure=f'Pass the URL of a server ("http://localhost:8000"), or one of {", ".join(LOCAL)}.',
     )
+
+
+@contextmanager
+def started_engine(
+    name: str, source: str | Path, *, python: str | None = None, max_tokens: int = CONTEXT
+) -> Iterator[Engine]:
+    """Start an engine of `STARTED` with a Hugging Face folder, in float32.
+
+    **Raises:** `RopeError` if the model is no folder, if the engine is not installed, or if it does not load the folder.
+    """
+    from ropewalk.checkpoints.opening import config_of
+    from ropewalk.checkpoints.sources import find
+    from ropewalk.rope.model_ropes import ModelRopes
+    from ropewalk.verification.started_engine import StartedEngine
+
+    path = find(source)
+    if not path.is_dir():
+        raise RopeError(
+            f"verify: {name} needs a Hugging Face folder.",
+            facts={"model": str(path)},
+            cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
+        )
+    config = config_of(path).get_text_config(decoder=True)
+    lengths = [rope.scaled_length or max_tokens for rope in ModelRopes.from_hf(config).present_ropes]
+    with StartedEngine(name, python) as engine:
+        yield engine.load(path, min([max_tokens + NEW, *lengths]))
 
 
 @contextmanager

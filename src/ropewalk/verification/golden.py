@@ -25,7 +25,7 @@ from ropewalk.atomic_io import as_path, check_output, finite, read_json, write_o
 from ropewalk.errors import RopeError
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.rope.values import HORIZON
-from ropewalk.verification.adapters import open_engine
+from ropewalk.verification.adapters import LOCAL, open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
 from ropewalk.verification.engine import WAIT, NextTokens, TokenizerTexts
 from ropewalk.verification.outcome import Prediction, Verification, distance
@@ -209,20 +209,20 @@ class Golden:
         """Determine which rotary embedding an engine applies, without weights.
 
         **Arguments:**
-        - `engine`: as for `verify`. "llama.cpp" and "transformers" start with `model`.
+        - `engine`: as for `verify`. Those that are started here need `model`.
         - `served_name`, `wait`, `max_tokens`, `progress`: as for `verify`.
 
         **Raises:** `RopeError` as `verify`.
         """
         begun = time.monotonic()
-        if engine in ("llama.cpp", "transformers") and model is None:
+        if isinstance(engine, str) and engine.partition("@")[0] in LOCAL and model is None:
             raise RopeError(
                 f"verify: {engine} needs a checkpoint, and a golden file contains none.",
                 facts={"engine": engine},
                 cure="Also pass the checkpoint, or pass the URL of a running server.",
             )
         with (
-            open_engine(engine, model or "", self, served_name=served_name, wait=wait) as opened,
+            open_engine(engine, model or "", self, served_name=served_name, wait=wait, max_tokens=max_tokens) as opened,
             shown("verify", progress) as bar,
         ):
             verification = Check(self, max_tokens=max_tokens, progress=bar).run(opened)

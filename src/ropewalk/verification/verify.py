@@ -70,8 +70,9 @@ def verify(
 
     **Arguments:**
     - `model`: the engine's checkpoint: a folder, a .gguf file, "tiny", a `Decoder` or any `Reader`.
-    - `engine`: the URL of a server with OpenAI's `/v1/completions` and `logprobs`; "transformers" or "llama.cpp", which
-      are started here; a live transformers model; or an `Engine`. The variable OPENAI_API_KEY may contain a key.
+    - `engine`: the URL of a server with OpenAI's `/v1/completions` and `logprobs`; "transformers", "llama.cpp",
+      "mlx", "onnx" or "vllm", which are started here ("vllm@PYTHON" in the Python of a different environment); a live
+      transformers model; or an `Engine`. The variable OPENAI_API_KEY may contain a key.
     - `expect`: the expected rope: "plain", "METHOD:FACTOR" such as "yarn:4", a JSON block of `rope_parameters`, or
       `ModelRopes`. Defaults to the checkpoint's own config.
     - `up_to`: the longest prompt of the verdict, in tokens. Defaults to the trained length, at most 1,024, or more if
@@ -104,7 +105,7 @@ def verify(
     source = model if isinstance(model, str | Path) else side.model
     token_texts = TokenizerTexts(side.tokenizer)
     with (
-        open_engine(engine, source, token_texts, served_name=served_name, wait=wait) as opened,
+        open_engine(engine, source, token_texts, served_name=served_name, wait=wait, max_tokens=max_tokens) as opened,
         shown("verify", progress) as bar,
     ):
         verification = Check(side, max_tokens=max_tokens, progress=bar).run(opened)

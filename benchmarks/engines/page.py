@@ -1,0 +1,95 @@
+"""Draw the tables of docs/engines.md from the record of the matrix, between the page's markers.
+
+python benchmarks/engines/page.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD, PAGE = ROOT / "benchmarks" / "results" / "engines.json", ROOT / "docs" / "engines.md"
+MARKED = re.compile(r"(<!-- engines -->\n).*(\n<!-- /engines -->)", re.DOTALL)
+TITLES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "onnx": "ONNX Runtime GenAI", "vllm": "vLLM"}
+PACKAGES = {"llama.cpp": "xllamacpp "}
+SPELLINGS = {"rope_parameters": "`rope_parameters` (transformers 5)", "rope_scaling": "`rope_theta`, `rope_scaling`",
+             "extend apply": "`extend apply`"}  # fmt: skip
+BLOCKS = ("plain", "linear", "dynamic", "yarn", "yarn, attention_factor 1.3", "yarn, truncate false",
+          "yarn, betas 8 and 2", "yarn, mscale 0.7 and 0.5", "llama3", "longrope, long", "longrope, short", "window",
+          "window, yarn")  # fmt: skip
+Cell = dict[str, Any]
+
+
+def said(cell: Cell) -> str:
+    """Return the outcome of a cell in words."""
+    if cell["outcome"] == "named":
+        return re.sub(r" after \d+ tokens", " beyond the original length", cell["name"])
+    return {"other": "not the rope", "not loaded": "does not load", "not expressed": "no form"}.get(
+        cell["outcome"], cell["outcome"]
+    )
+
+
+def summary(cells: list[Cell]) -> str:
+    """Return the outcomes of one block and spelling, the most frequent first, with the families of the others."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for cell in cells:
+        groups[said(cell)].append(cell["family"])
+    parts = []
+    for place, (name, families) in enumerate(sorted(groups.items(), key=lambda one: (-len(one[1]), one[0]))):
+        text = name if name == "equal" else f"**{name}**"
+        which = f": {', '.join(sorted(families))}" if place and name != "no form" else ""
+        parts.append(f"{text} ({len(families)}{which})")
+    return "; ".join(parts)
+
+
+def of_engine(name: str, about: Cell, cells: list[Cell]) -> str:
+    """Return the section of one engine."""
+    loaded = {cell["family"] for cell in cells if cell["outcome"] not in ("not loaded", "not expressed")}
+    absent = {cell["family"] for cell in cells} - loaded
+    shown = [cell for cell in cells if cell["family"] in loaded]
+    spellings = [one for one in SPELLINGS if any(cell["spelling"] == one for cell in shown)]
+    heads = ["GGUF by ropewalk"] if name == "llama.cpp" else [SPELLINGS[one] for one in spellings]
+    lines = [f"| block | {' | '.join(heads)} |", "| --- |" + " --- |" * len(heads)]
+    for block in BLOCKS:
+        rows = [[cell for cell in shown if (cell["block"], cell["spelling"]) == (block, one)] for one in spellings]
+        if any(rows):
+            lines.append(f"| {block} | {' | '.join(summary(row) if row else '' for row in rows)} |")
+    judged = [cell for cell in shown if cell["outcome"] not in ("not loaded", "not expressed")]
+    unknown = sum(cell["outcome"] == "unknown" for cell in judged)
+    counts = {kind: sum(cell["outcome"] == kind for cell in judged) for kind in ("equal", "named", "other")}
+    text = (
+        f"{PACKAGES.get(name, '')}{about['version']}, {about['date']}: {len(loaded)} families, {len(judged)} "
+        f"checkpoints; {counts['equal']} equal, {counts['named']} with a wrong rope that is named, {counts['other']} "
+        f"that differ for another reason, {unknown} unknown. {about['seconds'] / 60:.0f} minutes, with other work on "
+        f"the machine."
+    )
+    if absent:
+        text += f" Not loaded: {', '.join(sorted(absent))}."
+    return "\n".join([f"### {TITLES[name]}", "", *lines, "", text])
+
+
+def drawn(record: Cell) -> str:
+    """Return the tables of all engines."""
+    cells: dict[str, list[Cell]] = defaultdict(list)
+    for cell in record["cells"]:
+        cells[cell["engine"]].append(cell)
+    return "\n\n".join(of_engine(name, record["engines"][name], cells[name]) for name in TITLES if cells[name])
+
+
+def with_tables(page: str, record: Cell) -> str:
+    """Return the page with the tables of a record between its markers."""
+    return MARKED.sub(lambda found: f"{found[1]}\n{drawn(record)}\n{found[2]}", page)
+
+
+def main() -> None:
+    """Write the page."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
