@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # The pins also apply to the environment in which pip builds the compiled extension.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-tables docs-serve dist slow sanitize arm format clean
+.PHONY: engines gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-tables docs-serve dist slow sanitize arm format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -74,6 +74,16 @@ bench: $(VENV)/.bench
 gpu:
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py --minutes $(or $(MINUTES),9) $(if $(SMALL),--small) \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS))
+
+# Run checkpoints of many families in engines, and record which rope each applies: benchmarks/results/engines.json and the
+# tables of docs/engines.md. ENGINES chooses: mlx,llama.cpp,onnx,vllm. Each has an environment in build/engines with the
+# versions of benchmarks/engines/NAME.txt; what cannot be installed is skipped. To resume, run it again. SMALL=1 compares few
+# families with the record instead.
+ENGINES ?= mlx,llama.cpp,onnx,vllm
+comma := ,
+engines: $(READY)
+	for name in $(subst $(comma), ,$(ENGINES)); do benchmarks/engines/install.sh $$name || test $$? = 3 || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/matrix.py --engines $(ENGINES) $(if $(SMALL),--small)
 
 # Write the conformance vectors anew: those of every config that vectors/ has.
 vectors: $(READY)

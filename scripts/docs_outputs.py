@@ -31,7 +31,7 @@ NO_PROSE = re.compile(
     r"|^ *```.*?^ *```|<!--.*?-->",
     re.DOTALL | re.MULTILINE,
 )
-GENERATED = ("models.md",)
+GENERATED = ("models.md", "engines.md")
 
 
 class Ran(NamedTuple):

@@ -25,7 +25,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from engines.models import BLOCKS, FAMILIES, PROMPT, SPELLINGS, Case, Models  # noqa: E402
+from engines.models import BLOCKS, FAMILIES, PROMPT, SPELLINGS, UNSCALED, Case, Models  # noqa: E402
+from engines.page import main as draw_page  # noqa: E402
 from engines.runners import ENGINES, Runner, Skipped  # noqa: E402
 
 from ropewalk.atomic_io import whole_file  # noqa: E402
@@ -55,11 +56,11 @@ class Cell:
     """
 
     engine: str
-    version: str
     family: str
     block: str
     spelling: str
     outcome: str
+    version: str = ""
     name: str = ""
     largest: float | None = None
     first: int | None = None
@@ -102,6 +103,7 @@ class Matrix:
     def __init__(self, runner: Runner, saved: dict[tuple[str, ...], Cell]) -> None:
         self.runner, self.saved = runner, saved
         self.references: dict[tuple[str, str, bool], tuple[torch.Tensor, list[int]]] = {}
+        self.named: list[tuple[dict[int, dict[int, float]], str]] = []
 
     def family(self, family: str, blocks: list[str], spellings: Sequence[str]) -> Iterator[Cell]:
         """Yield the cells of a family that are not saved."""
@@ -113,12 +115,15 @@ class Matrix:
                     continue
                 key = (self.runner.name, family, case.block, case.spelling)
                 control = f"{case.block.split(',')[0]} {case.spelling}" if "window" in case.block else case.spelling
+                if case.block != "plain" and control in plain and plain[control].outcome == "not loaded":
+                    continue  # neither will this block be
                 cell = self.saved.get(key) or self.cell(case, models, config, plain.get(control))
                 if case.block in ("plain", "window"):
                     plain[control] = cell
                 if key not in self.saved:
                     yield cell
             self.references.clear()
+            self.named.clear()
 
     def cell(self, case: Case, models: Models, config: Any, plain: Cell | None) -> Cell:
         """Run one checkpoint."""
@@ -157,6 +162,9 @@ class Matrix:
         verdict = verification.outcome
         if largest <= EQUAL:
             return Cell(**about, outcome="equal", verdict=verdict.kind, **measured)
+        if verdict.kind == "other" and (case.block == "plain" or verdict.applied[0].startswith("no scaling")):
+            prompts = {at: row for at, row in rows.items() if at <= case.prompt}
+            self.named.append((prompts, f"no scaling, {verdict.applied[0].removeprefix('no scaling, ')}"))
         if verdict.kind == "other":
             return Cell(**about, outcome="named", name=verdict.applied[0], verdict=verdict.kind, **measured)
         if case.block == "plain" or case.block == "window":
@@ -171,8 +179,14 @@ class Matrix:
             others |= {"no window": case.block.partition(", ")[2] or "plain", "no scaling, no window": "plain"}
         elif case.family in VERIFIED:
             return None
+        if models.config(case.block).rope_parameters.get("llama_4_scaling_beta"):
+            others["queries not scaled by position"] = f"{case.block}, {UNSCALED}"
         for name, block in others.items():
             if block != case.block and max(differences(prompts, self.without(case, models, block)).values()) <= EQUAL:
+                return name
+        for answers, name in self.named:  # the same answers are of the same rope
+            apart = (abs(prompts[at].get(token, nats) - nats) for at, row in answers.items() for token, nats in row.items())
+            if prompts.keys() == answers.keys() and max(apart) <= EQUAL:
                 return name
         return None
 
@@ -265,6 +279,8 @@ def main() -> None:
                     write_record(record, cells)
                     counts = {kind: sum(one.outcome == kind for one in new) for kind in {o.outcome for o in new}}
                     print(f"{name} {family}: {counts}, {seconds:.0f} s", flush=True)
+    if not chosen.small and RECORD.is_file():
+        draw_page()
     for one in changed:
         print(f"differs from the record: {one}")
     if changed:

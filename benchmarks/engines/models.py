@@ -35,7 +35,7 @@ FAMILIES: dict[str, Record] = {
     # llama.cpp expects these numbers: five sliding layers of six, one of four without rotation
     "gemma3_text": {"head_dim": 64, "query_pre_attn_scalar": 64, "num_hidden_layers": 6, "sliding_window": 64},
     "gemma2": {"head_dim": 64, "query_pre_attn_scalar": 64}, "starcoder2": {"sliding_window": None}, "smollm3": {"num_hidden_layers": 4},
-    "gemma": {"head_dim": 64}, "olmo": {}, "olmo2": {}, "olmo3": {"sliding_window": 64}, "stablelm": {},
+    "gemma": {"head_dim": 64}, "olmo2": {}, "olmo3": {"num_hidden_layers": 4, "sliding_window": 64}, "stablelm": {},
     "glm": {"head_dim": 64}, "glm4": {"head_dim": 64}, "cohere": {"logit_scale": 1.0},
     "cohere2": {"head_dim": 64, "logit_scale": 1.0}, "gpt_neox": {}, "granite": {}, "exaone4": {"sliding_window": None, "sliding_window_pattern": 4, **_FULL},
     "ernie4_5": {"head_dim": 64}, "seed_oss": {"head_dim": 64}, "hunyuan_v1_dense": {"head_dim": 64}, "apertus": {},
@@ -83,6 +83,8 @@ BLOCKS: dict[str, Record | None] = {
 _KEPT = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", "original_max_position_embeddings")
 METHODS = {"plain": "plain", "linear": "pi", "dynamic": "dynamic", "yarn": "yarn", "llama3": "llama3"}
 """The method of `extend apply` that writes a block."""
+UNSCALED = "queries unscaled"
+"""The end of a block's name: without Ministral 3's factor of the queries by their position."""
 SPELLINGS = ("rope_parameters", "rope_scaling", "extend apply")
 
 
@@ -117,6 +119,9 @@ class Models:
         changes["max_position_embeddings"] = TRAINED if block == "dynamic" else CONTEXT
         config = AutoConfig.for_model(self.family, **changes)
         own = dict(config.rope_parameters)
+        if block.endswith(UNSCALED):
+            block = block.removesuffix(f", {UNSCALED}")
+            own["llama_4_scaling_beta"] = 0.0
         wanted = BLOCKS[block]
         if wanted is None:
             rotated = next(rope for rope in ModelRopes.from_hf(config).rotating.values()).pairs

@@ -106,3 +106,28 @@ def test_a_scaling_twice_has_both_names() -> None:
     rope = RopeConfig(16, interleaved=False, max_position_embeddings=128, scaling=Linear(2.0))
     for trained, name in ((128, "pi 4 (linear)"), (64, "pi 4 from 64 (linear)")):
         assert f"scaling twice, which is {name}" in [one.name for one in hypotheses(alone(rope), trained=trained)]
+
+
+def test_keys_that_an_engine_ignores() -> None:
+    """A stated attention factor and mscale, with the usual factor in their place; nothing for a block without them."""
+    for rule, name in (
+        (YaRN(4.0, 256, attention_factor=1.3), "yarn, attention_factor ignored"),
+        (YaRN(4.0, 256, mscale=0.7, mscale_all_dim=0.5), "yarn, mscale ignored"),
+    ):
+        named = {one.name: one for one in hypotheses(alone(dataclasses.replace(LONGER, scaling=rule)), trained=256)}
+        (rope,) = named[name].positions.ropes
+        assert rope == ROPES["yarn"]
+    assert not any("ignored" in one.name for one in hypotheses(alone(ROPES["yarn"]), trained=256))
+
+
+def test_an_attention_factor_on_sliding_layers() -> None:
+    """llama.cpp's: a file's factor in every layer; YaRN's own 0.1 ln(factor) + 1 only in those that scale."""
+    full = dataclasses.replace(LONGER, scaling=YaRN(4.0, 256, attention_factor=1.3))
+    own = ModelRopes((PLAIN, full), (None, None), (64, None))
+    named = {one.name: one.positions.ropes for one in hypotheses(own, trained=256)}
+    for name, factor in (("1.3", 1.3), ("1.14", 1.3 / attention_factor_of(ROPES["yarn"], 2))):
+        sliding, other = named[f"attention factor {name} on sliding layers, too"]
+        assert other == full
+        assert sliding is not None
+        assert columns_of(sliding, 2) == pytest.approx(columns_of(PLAIN, 2), rel=1e-12)
+        assert attention_factor_of(sliding, 2) == pytest.approx(factor)

@@ -20,6 +20,7 @@ from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named
 from ropewalk.progress import Progress, SilentProgress
+from ropewalk.rope.values import TRAINED_KEY
 from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied, flat_block
 from ropewalk.serving.plan import Refused, ServingPlan, gguf_keys, serving_plan
 from ropewalk.serving.recorded import Recorded
@@ -249,7 +250,7 @@ def _replace_former_keys(part: dict[str, Any], model_type: str) -> None:
         return
     if block is None or "rope_type" not in block:
         return
-    part |= {key: block[key] for key in ("rope_theta", "original_max_position_embeddings") if key in block}
+    part |= {key: block[key] for key in ("rope_theta", "partial_rotary_factor", TRAINED_KEY) if key in block}
     part |= {} if block["rope_type"] == "default" else {"rope_scaling": block}
 
 

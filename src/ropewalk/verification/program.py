@@ -9,7 +9,7 @@ line. It imports nothing of ropewalk, so an environment with other versions of t
   tokens, by id, after each token of the prompt (without "every" only after the last one) and after each of N further
   tokens; and "tokens": these tokens, always the likeliest.
 
-A failure returns {"error": ...}, and the next request is read.
+A failure returns {"error": ..., "missing": whether a package is}, and the next request is read.
 """
 
 from __future__ import annotations
@@ -132,12 +132,13 @@ def main(engine: str) -> None:
                     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                         answer["version"] = importlib.metadata.version(package)
             elif run is None:
-                answer["error"] = "no folder is loaded"
+                answer = {"error": "no folder is loaded", "missing": False}
             else:
                 rows, tokens = run(request["ids"], request["new"], request["every"])
                 answer = {"rows": rows, "tokens": tokens}
         except BaseException as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            missing = isinstance(error, ModuleNotFoundError)
+            answer = {"error": f"{type(error).__name__}: {error}", "missing": missing}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

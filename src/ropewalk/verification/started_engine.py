@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class StartedEngine:
 
     def __init__(self, kind: str, python: str | os.PathLike[str] | None = None) -> None:
         self.kind, self.name, self.python = kind, TITLES[kind], str(python or sys.executable)
-        self.version = ""
+        self.version, self.length = "", None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         try:
             self._process = subprocess.Popen(
@@ -44,6 +45,7 @@ class StartedEngine:
                 env={**os.environ, "HF_HUB_OFFLINE": "1", **VARIABLES.get(kind, {})},
             )  # fmt: skip
         except OSError as error:
+            self._errors.close()
             raise RopeError(
                 "verify: the engine's Python cannot be started.",
                 facts={"python": self.python, "error": str(error)},
@@ -57,7 +59,7 @@ class StartedEngine:
         """
         answer = self._request({"folder": str(Path(folder).resolve()), "length": length})
         if "error" in answer:
-            missing = answer["error"].startswith("ModuleNotFoundError")
+            missing = answer["missing"]
             raise RopeError(
                 f"verify: {self.name} {'is not installed' if missing else 'does not load this checkpoint'}.",
                 facts={"folder": str(folder), "error": answer["error"][:400], "python": self.python},
@@ -65,7 +67,7 @@ class StartedEngine:
                 if missing
                 else "Check that this version of the engine supports the architecture and its rope.",
             )
-        self.version = answer.get("version", "")
+        self.version, self.length = answer.get("version", ""), length
         return self
 
     def token_ids(self, text: str) -> list[int] | None:
@@ -91,7 +93,7 @@ class StartedEngine:
         """
         answer = self._request({"ids": list(input_ids), "new": new, "every": every})
         if "error" in answer:
-            kind = TooLong if "length" in answer["error"] else EngineError
+            kind = TooLong if self.length is not None and len(input_ids) + new >= self.length else EngineError
             raise kind(
                 f"verify: {self.name} returns an error.",
                 facts={"tokens": len(input_ids), "error": answer["error"][:400]},
@@ -123,8 +125,9 @@ class StartedEngine:
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
-            if stream is not None:
-                stream.close()
+            with suppress(OSError):  # what it has not read
+                if stream is not None:
+                    stream.close()
 
     def __enter__(self) -> StartedEngine:
         return self

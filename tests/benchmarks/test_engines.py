@@ -1,0 +1,56 @@
+"""The record of real engines: the page shows it, few cells are unknown, and each deviation can be reproduced."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+page = pytest.importorskip("engines.page", reason="the source distribution has no benchmarks/")
+CELLS = json.loads(page.RECORD.read_text())["cells"] if page.RECORD.is_file() else []
+FAMILIES = {"mlx": 25, "llama.cpp": 10, "onnx": 2, "vllm": 8}
+REPRODUCTIONS = Path(page.__file__).with_name("reproductions")
+
+
+def test_the_page_shows_the_record() -> None:
+    """`make engines` draws it."""
+    text = page.PAGE.read_text()
+    assert page.with_tables(text, json.loads(page.RECORD.read_text())) == text
+    for name, title in page.TITLES.items():
+        assert f"### {title}" in text, name
+
+
+def test_cells() -> None:
+    """Every cell is equal, named, told apart by its plain rope, or not loaded with a reason; at most 3 % are unknown."""
+    outcomes = Counter(cell["outcome"] for cell in CELLS)
+    assert set(outcomes) <= {"equal", "named", "other", "unknown", "not loaded", "not expressed"}
+    judged = sum(outcomes[kind] for kind in ("equal", "named", "other", "unknown"))
+    assert outcomes["unknown"] <= 0.03 * judged
+    assert all(cell.get("name") for cell in CELLS if cell["outcome"] != "equal")
+    # a block of a cell that is equal acts, so that an engine that ignores it would not be
+    acts = [cell["acts"] for cell in CELLS if cell["outcome"] == "equal" and cell["block"] not in ("plain", "window")]
+    assert min(acts) > 0.05
+    for engine, least in FAMILIES.items():
+        loaded = {cell["family"] for cell in CELLS if cell["engine"] == engine and cell["outcome"] in ("equal", "named")}
+        assert len(loaded) >= least
+
+
+def test_verify_is_right() -> None:
+    """No right engine is called wrong, and no wrong one right, where `verify` judged it."""
+    for cell in CELLS:
+        if cell["outcome"] == "equal":
+            assert cell.get("verdict") in (None, "as expected"), cell
+        if cell["outcome"] == "named":
+            assert cell.get("verdict") in (None, "other"), cell
+
+
+def test_reproductions_name_the_line() -> None:
+    """Each has the version and a line of the engine's source, and imports nothing of ropewalk."""
+    files = sorted(REPRODUCTIONS.glob("*.py"))
+    assert len(files) >= 7
+    for file in files:
+        text = file.read_text()
+        assert ".py:" in text.split('"""')[1], file.name
+        assert "ropewalk" not in text, file.name
