@@ -84,6 +84,7 @@ comma := ,
 engines: $(READY)
 	for name in $(subst $(comma), ,$(ENGINES)); do benchmarks/engines/install.sh $$name || test $$? = 3 || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/matrix.py --engines $(ENGINES) $(if $(SMALL),--small)
+	$(if $(SMALL),,$(BIN)/python scripts/docs_records.py)
 
 # Write the conformance vectors anew: those of every config that vectors/ has.
 vectors: $(READY)

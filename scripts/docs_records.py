@@ -448,6 +448,12 @@ def verify_servers() -> str:
     return f"{table(heads, list(map(cells, record['servers'])))}\n\n{where(record)}."
 
 
+def engines() -> str:
+    """Return for each engine and rope block what the engine applies, by family."""
+    drawn: str = runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))["drawn"](document("engines.json"))
+    return drawn
+
+
 # -- methods and engines --------------------------------------------------------------------------------------------
 
 TITLES = {
@@ -589,7 +595,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rotation": rotation, "attention": attention, "forward": forward,
     "decode": decode, "encodings": encodings, "classification": classification,
     "models": models, "verify": verify, "verify-servers": verify_servers,
-    "methods": methods, "status": status, "gpu": gpu,
+    "methods": methods, "status": status, "gpu": gpu, "engines": engines,
 }  # fmt: skip
 
 

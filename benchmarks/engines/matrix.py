@@ -26,7 +26,6 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from engines.models import BLOCKS, FAMILIES, PROMPT, SPELLINGS, UNSCALED, Case, Models  # noqa: E402
-from engines.page import main as draw_page  # noqa: E402
 from engines.runners import ENGINES, Runner, Skipped  # noqa: E402
 
 from ropewalk.atomic_io import whole_file  # noqa: E402
@@ -159,7 +158,7 @@ class Matrix:
         except RopeError as error:
             reason = str(error.facts.get("error", error.rule))
             return Cell(**{"version": self.runner.version, **about}, outcome="not loaded", name=_short(reason))
-        verdict = verification.outcome
+        verdict = verification.verdict
         if largest <= EQUAL:
             return Cell(**about, outcome="equal", verdict=verdict.kind, **measured)
         if verdict.kind == "other" and (case.block == "plain" or verdict.applied[0].startswith("no scaling")):
@@ -185,7 +184,9 @@ class Matrix:
             if block != case.block and max(differences(prompts, self.without(case, models, block)).values()) <= EQUAL:
                 return name
         for answers, name in self.named:  # the same answers are of the same rope
-            apart = (abs(prompts[at].get(token, nats) - nats) for at, row in answers.items() for token, nats in row.items())
+            apart = (
+                abs(prompts[at].get(token, nats) - nats) for at, row in answers.items() for token, nats in row.items()
+            )
             if prompts.keys() == answers.keys() and max(apart) <= EQUAL:
                 return name
         return None
@@ -279,8 +280,6 @@ def main() -> None:
                     write_record(record, cells)
                     counts = {kind: sum(one.outcome == kind for one in new) for kind in {o.outcome for o in new}}
                     print(f"{name} {family}: {counts}, {seconds:.0f} s", flush=True)
-    if not chosen.small and RECORD.is_file():
-        draw_page()
     for one in changed:
         print(f"differs from the record: {one}")
     if changed:

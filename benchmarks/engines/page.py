@@ -1,19 +1,11 @@
-"""Draw the tables of docs/engines.md from the record of the matrix, between the page's markers.
-
-python benchmarks/engines/page.py
-"""
+"""Draw the tables of docs/engines.md from the record of the matrix, for scripts/docs_records.py."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-RECORD, PAGE = ROOT / "benchmarks" / "results" / "engines.json", ROOT / "docs" / "engines.md"
-MARKED = re.compile(r"(<!-- engines -->\n).*(\n<!-- /engines -->)", re.DOTALL)
 TITLES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "onnx": "ONNX Runtime GenAI", "vllm": "vLLM"}
 PACKAGES = {"llama.cpp": "xllamacpp "}
 SPELLINGS = {"rope_parameters": "`rope_parameters` (transformers 5)", "rope_scaling": "`rope_theta`, `rope_scaling`",
@@ -78,18 +70,3 @@ def drawn(record: Cell) -> str:
     for cell in record["cells"]:
         cells[cell["engine"]].append(cell)
     return "\n\n".join(of_engine(name, record["engines"][name], cells[name]) for name in TITLES if cells[name])
-
-
-def with_tables(page: str, record: Cell) -> str:
-    """Return the page with the tables of a record between its markers."""
-    return MARKED.sub(lambda found: f"{found[1]}\n{drawn(record)}\n{found[2]}", page)
-
-
-def main() -> None:
-    """Write the page."""
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -44,10 +44,10 @@ def test_mlx(tmp_path: Path) -> None:
     file = folder / "config.json"
     content = json.loads(file.read_text())
     found = verify(folder, f"mlx@{MLX}", max_tokens=200)
-    assert found.outcome.applied == ("no scaling",)
+    assert found.verdict.applied == ("no scaling",)
     file.write_text(json.dumps({**content, "rope_theta": 1e4, "rope_scaling": block}))
     found = verify(folder, f"mlx@{MLX}", max_tokens=200)
-    assert found.outcome.kind == "as expected"
+    assert found.verdict.kind == "as expected"
     with StartedEngine("mlx", MLX) as engine:
         steps = engine.load(folder).generate([5, 6, 7], 3)
         tokens = [step.token for step in steps]

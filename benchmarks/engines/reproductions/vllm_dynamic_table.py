@@ -1,7 +1,7 @@
 """vLLM 0.32.0: dynamic NTK's table ends at the original length, and prompts up to `factor` times that are accepted.
 
-vllm/model_executor/layers/rotary_embedding/dynamic_ntk_scaling_rope.py:64: `torch.arange(self.max_position_embeddings)`.
-On a CPU the rows beyond it are read from other memory, and log-probabilities are NaN.
+dynamic_ntk_scaling_rope.py:67 counts `max_position_embeddings` rows. On a CPU the rows beyond it are
+read from other memory, and log-probabilities are NaN.
 """
 
 import os

@@ -246,7 +246,7 @@ def _replace_former_keys(part: dict[str, Any], model_type: str) -> None:
         rules = {label: one for label, one in block.items() if one["rope_type"] != "default"}
         if {*rules} <= {"full_attention"}:
             part |= {thetas_of[label]: one["rope_theta"] for label, one in block.items()}
-            part |= {"rope_scaling": rule for rule in rules.values()}
+            part |= {"rope_scaling": rules["full_attention"]} if rules else {}
         return
     if block is None or "rope_type" not in block:
         return

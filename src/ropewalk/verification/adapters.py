@@ -71,7 +71,7 @@ def started_engine(
 ) -> Iterator[Engine]:
     """Start an engine of `STARTED` with a Hugging Face folder, in float32.
 
-    **Raises:** `RopeError` if the model is no folder, if the engine is not installed, or if it does not load the folder.
+    **Raises:** `RopeError` if the model is no folder, or if the engine is not installed or does not load it.
     """
     from ropewalk.checkpoints.opening import config_of
     from ropewalk.checkpoints.sources import find
