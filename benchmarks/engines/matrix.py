@@ -99,8 +99,8 @@ def differences(rows: dict[int, dict[int, float]], wanted: torch.Tensor) -> dict
 class Matrix:
     """The cells of one engine, saved after each family."""
 
-    def __init__(self, runner: Runner, saved: dict[tuple[str, ...], Cell]) -> None:
-        self.runner, self.saved = runner, saved
+    def __init__(self, runner: Runner, saved: dict[tuple[str, ...], Cell], verified: Sequence[str] = VERIFIED) -> None:
+        self.runner, self.saved, self.verified = runner, saved, verified
         self.references: dict[tuple[str, str, bool], tuple[torch.Tensor, list[int]]] = {}
         self.named: list[tuple[dict[int, dict[int, float]], str]] = []
 
@@ -145,7 +145,7 @@ class Matrix:
                 largest = max(apart.values())
                 first = next((at for at, nats in sorted(apart.items()) if nats > EQUAL), None)
                 measured = {"largest": round(largest, 6), "first": first, "acts": round(acts, 4)}
-                if largest <= EQUAL and case.family not in VERIFIED:
+                if largest <= EQUAL and case.family not in self.verified:
                     return Cell(**about, outcome="equal", **measured)
                 if name := self.quick_name(case, models, rows):
                     return Cell(**about, outcome="named", name=name, **measured)
@@ -176,19 +176,17 @@ class Matrix:
         others = {"no scaling": "window" if case.block.startswith("window") else "plain"}
         if case.block.startswith("window"):
             others |= {"no window": case.block.partition(", ")[2] or "plain", "no scaling, no window": "plain"}
-        elif case.family in VERIFIED:
+        elif case.family in self.verified:
             return None
         if models.config(case.block).rope_parameters.get("llama_4_scaling_beta"):
             others["queries not scaled by position"] = f"{case.block}, {UNSCALED}"
         for name, block in others.items():
             if block != case.block and max(differences(prompts, self.without(case, models, block)).values()) <= EQUAL:
                 return name
-        for answers, name in self.named:  # the same answers are of the same rope
-            apart = (
-                abs(prompts[at].get(token, nats) - nats) for at, row in answers.items() for token, nats in row.items()
-            )
-            if prompts.keys() == answers.keys() and max(apart) <= EQUAL:
-                return name
+        for answers, name in self.named:  # the same answers are of the same rope, and of no window
+            if prompts.keys() <= answers.keys() and _apart(prompts, answers) <= EQUAL:
+                where = "no window, " if case.block.startswith("window") else ""
+                return where + (name.removeprefix("no scaling, ") if case.block == "window" else name)
         return None
 
     def wanted(self, case: Case, model: Any) -> tuple[torch.Tensor, list[int]]:
@@ -205,6 +203,14 @@ class Matrix:
         if key not in self.references:
             self.references[key] = reference(models.model(models.config(block)), prompt_ids(PROMPT), 0)
         return self.references[key][0]
+
+
+def _apart(rows: dict[int, dict[int, float]], others: dict[int, dict[int, float]]) -> float:
+    """Return the largest difference in nats of tokens that both have."""
+    pairs = (
+        (nats, others[at][token]) for at, row in rows.items() for token, nats in row.items() if token in others[at]
+    )
+    return max(abs(one - other) for one, other in pairs)
 
 
 def _short(text: str) -> str:
@@ -260,7 +266,7 @@ def main() -> None:
             print(f"SKIPPED {name}: {error}")
             continue
         with contextlib.closing(runner):
-            matrix = Matrix(runner, {} if chosen.small else cells)
+            matrix = Matrix(runner, {}, ()) if chosen.small else Matrix(runner, cells)
             for family in families:
                 if time.monotonic() - begun > 60 * chosen.minutes:
                     break

@@ -38,11 +38,13 @@ FAMILIES: dict[str, Record] = {
     "smollm3": {"num_hidden_layers": 4},
     "gemma": {"head_dim": 64}, "olmo2": {}, "olmo3": {"num_hidden_layers": 4, "sliding_window": 64}, "stablelm": {},
     "glm": {"head_dim": 64}, "glm4": {"head_dim": 64}, "cohere": {"logit_scale": 1.0},
-    "cohere2": {"head_dim": 64, "logit_scale": 1.0}, "gpt_neox": {}, "granite": {},
-    "exaone4": {"sliding_window": None, "sliding_window_pattern": 4, **_FULL},
+    "cohere2": {"head_dim": 64, "logit_scale": 1.0, "num_hidden_layers": 4}, "gpt_neox": {"intermediate_size": 512},
+    "granite": {},
+    "exaone4": {"head_dim": 64, "sliding_window": None, "sliding_window_pattern": 4, **_FULL},
     "ernie4_5": {"head_dim": 64}, "seed_oss": {"head_dim": 64}, "hunyuan_v1_dense": {"head_dim": 64}, "apertus": {},
     "nemotron": {}, "phi": {}, "ministral3": {"head_dim": 64}, "arcee": {}, "helium": {"head_dim": 64},
-    "qwen3_moe": {"head_dim": 64, **_EXPERTS}, "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"head_dim": 64, "norm_topk_prob": True, **_EXPERTS},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "mixtral": {"head_dim": 64, "num_local_experts": 4, "num_experts_per_tok": 2}, "qwen2_moe": {
         **_EXPERTS, "shared_expert_intermediate_size": 64},
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -54,8 +56,7 @@ WINDOWS: dict[str, Record] = {
     "mistral": {"sliding_window": 64}, "starcoder2": {"sliding_window": 64}, "phi3": {"sliding_window": 64},
     "qwen2": {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
     "qwen3": {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
-    "gemma2": {"sliding_window": 64}, "cohere2": {"sliding_window": 64, "layer_types": [
-        "sliding_attention", "full_attention"]},
+    "gemma2": {"sliding_window": 64}, "cohere2": {"sliding_window": 64},
     "exaone4": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
 """Families that can have windows, and the keys of such a config: its layers without a window may rotate nothing."""
@@ -82,7 +83,6 @@ BLOCKS: dict[str, Record | None] = {
     "window": {}, "window, yarn": _yarn(),
 }  # fmt: skip
 """Keys over those of the family's own block; None: `_longrope`, whose lists have an entry for each pair."""
-_KEPT = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", "original_max_position_embeddings")
 METHODS = {"plain": "plain", "linear": "pi", "dynamic": "dynamic", "yarn": "yarn", "llama3": "llama3"}
 """The method of `extend apply` that writes a block."""
 UNSCALED = "queries unscaled"
@@ -226,5 +226,6 @@ def _merged(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> Record:
     """Return a block with theta and the partial factor of its own, and wanted keys."""
     if not wanted:
         return dict(own)
-    kept = {key: value for key, value in own.items() if key in _KEPT}
+    scaled = ("llama_4_scaling_beta", "original_max_position_embeddings") if own.get("llama_4_scaling_beta") else ()
+    kept = {key: value for key, value in own.items() if key in ("rope_theta", "partial_rotary_factor", *scaled)}
     return {**kept, **wanted}

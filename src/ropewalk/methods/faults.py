@@ -25,7 +25,7 @@ from ropewalk.rope.scaling import Scaling, Stacked, YaRN, yarn_mscale
 from ropewalk.rope.values import HORIZON, TRAINED_KEY
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
-THETAS = (1e4, 1e5, 5e5, 1e6)
+THETAS = (1e4, 1e5, 5e5, 1e6, 8e6)  # defaults of classes, which apply where an engine drops a config's
 NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
 TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
 CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
