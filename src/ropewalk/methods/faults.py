@@ -29,7 +29,6 @@ THETAS = (1e4, 1e5, 5e5, 1e6, 8e6)  # defaults of classes, which apply where an 
 NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
 TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
 CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
-_MSCALES = ("mscale", "mscale_all_dim")
 BLOCK = "Give the program every key of the config's rope block."
 FLOAT32 = "Keep inv_freq in float32."
 THETA = "Give the program `rope_theta` of the config."
@@ -192,9 +191,9 @@ def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
     yield "scaling twice", _twice, ""
     for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
         yield f"{rule} {name}", partial(_attention, power=power), ""
-    for field, lost in (("attention_factor", {"attention_factor": None}), ("mscale", dict.fromkeys(_MSCALES))):
-        if getattr(rope.scaling, field, None) is not None:
-            yield f"{rule}, {field} ignored", partial(_replaced, **lost), ""
+    for ignored in (("attention_factor",), ("mscale", "mscale_all_dim")):
+        if getattr(rope.scaling, ignored[0], None) is not None:
+            yield f"{rule}, {ignored[0]} ignored", partial(_replaced, **dict.fromkeys(ignored)), ""
     for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
         change = partial(_times, field=TRAINED_KEY, times=times)
         yield f"{rule} with {TRAINED_KEY} {length}", change, str(rope.original_length)
@@ -324,10 +323,10 @@ def _some_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
         return
     # llama.cpp multiplies by a file's attn_factor in every layer, and by YaRN's own factor only where it scales
     applied = attention_factor_of(scaled[0], HORIZON)
-    usual = yarn_mscale(getattr(scaled[0].scaling, "factor", 1.0), 1.0)
+    usual = yarn_mscale(getattr(scaled[0].scaling, "factor", None) or 1.0, 1.0)
     for factor in (applied, applied / usual):
-        each = zip(expected.ropes, sliding, strict=True)
-        ropes = tuple(_with_factor(rope, factor) if rope is not None and window else rope for rope, window in each)
+        pairs = zip(expected.ropes, sliding, strict=True)
+        ropes = tuple(_with_factor(rope, factor) if rope is not None and window else rope for rope, window in pairs)
         yield Hypothesis(f"attention factor {factor:.3g} on sliding layers, too", replace(expected, ropes=ropes))
 
 

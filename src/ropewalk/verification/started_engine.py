@@ -36,7 +36,8 @@ class StartedEngine:
 
     def __init__(self, kind: str, python: str | os.PathLike[str] | None = None) -> None:
         self.kind, self.name, self.python = kind, TITLES[kind], str(python or sys.executable)
-        self.version, self.length = "", None
+        self.version = ""
+        self.length: int | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         try:
             self._process = subprocess.Popen(
