@@ -25,7 +25,7 @@ from ropewalk.rope.scaling import Scaling, Stacked, YaRN, yarn_mscale
 from ropewalk.rope.values import HORIZON, TRAINED_KEY
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
-THETAS = (1e4, 1e5, 5e5, 1e6, 8e6)  # defaults of classes, which apply where an engine drops a config's
+THETAS = (1e4, 5e4, 1e5, 5e5, 1e6, 8e6)  # defaults of classes, which apply where an engine drops a config's
 NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a verdict
 TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
 CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
@@ -193,7 +193,7 @@ def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
         yield f"{rule} {name}", partial(_attention, power=power), ""
     for ignored in (("attention_factor",), ("mscale", "mscale_all_dim")):
         if getattr(rope.scaling, ignored[0], None) is not None:
-            yield f"{rule}, {ignored[0]} ignored", partial(_replaced, **dict.fromkeys(ignored)), ""
+            yield f"{rule}, {ignored[0]} ignored", partial(_without, fields=ignored), ""
     for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
         change = partial(_times, field=TRAINED_KEY, times=times)
         yield f"{rule} with {TRAINED_KEY} {length}", change, str(rope.original_length)
@@ -240,6 +240,12 @@ def _twice(rope: RopeConfig, rule: Any) -> Scaling:
 
 def _replaced(rope: RopeConfig, rule: Any, **fields: object) -> Scaling:
     changed: Scaling = replace(rule, **fields)
+    return changed
+
+
+def _without(rope: RopeConfig, rule: Any, fields: tuple[str, ...]) -> Scaling:
+    unset: dict[str, Any] = dict.fromkeys(fields)
+    changed: Scaling = replace(rule, **unset)
     return changed
 
 
