@@ -178,7 +178,7 @@ class Matrix:
             others |= {"no window": case.block.partition(", ")[2] or "plain", "no scaling, no window": "plain"}
         elif case.family in self.verified:
             return None
-        if models.config(case.block).rope_parameters.get("llama_4_scaling_beta"):
+        if case.prompt == PROMPT and models.config(case.block).rope_parameters.get("llama_4_scaling_beta"):
             others["queries not scaled by position"] = f"{case.block}, {UNSCALED}"
         for name, block in others.items():
             if block != case.block and max(differences(prompts, self.without(case, models, block)).values()) <= EQUAL:
