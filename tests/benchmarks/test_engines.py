@@ -9,7 +9,7 @@ import pytest
 
 matrix = pytest.importorskip("engines.matrix", reason="the source distribution has no benchmarks/")
 CELLS = matrix.read_record()["cells"]
-FAMILIES = {"mlx": 25, "llama.cpp": 10, "onnx": 2, "vllm": 8}
+FAMILIES = {"mlx": 25, "llama.cpp": 10, "onnx": 8, "vllm": 20}
 REPRODUCTIONS = Path(matrix.__file__).with_name("reproductions")
 
 
