@@ -158,15 +158,20 @@ LLAMA2 = fixture("llama_2_7b")  # 4,096 tokens, theta 10,000
         ("""--hf_overrides='{"rope_scaling": {"type": "linear", "factor": 2, "rope_theta": 10000}}'""", set(), 8192),
         ("""--rope-scaling '{"type": "yarn", "factor": 4}'""", {"unknown-option"}, None),
         ("--context-length 8192", {"unknown-option"}, None),
+        ("--max-model-len auto", set(), 4096),
+        ("""--hf-overrides '{"max_position_embeddings": null}'""", set(), 2048),  # the default of both engines
+        ("--hf-overrides.rope_parameters.factor 4k", {"lost-key"}, 4096),  # text, as vLLM takes what is no JSON
+        ("--max-model-len 1k 2>&1 | tee log", set(), 1000),
         (f"--hf-overrides '{json.dumps({'rope_parameters': yarn(2048, rope_theta=1e4), **LONGER})}'",
          {"beyond-scaling", "original-length"}, 16384),
     ],
 )  # fmt: skip
 def test_settings_of_vllm(options: str, expected: set[str], length: int | None, tmp_path: Path) -> None:
-    """Each fault by its code, and the length that results."""
+    """Each fault by its code, and the length that results; what follows for the shell is not the engine's."""
     found = started(f"python -m vllm.entrypoints.openai.api_server --model {written(tmp_path, 'llama_2_7b')} {options}")
     assert (codes(found), found.length) == (expected, length)
-    assert bool(found.line) == (bool(expected) and "5e6" not in options and "--context" not in options)
+    assert not {"tee", "log"} & {*found.command.rest}
+    assert bool(found.line) == (bool(expected) and not any(one in options for one in ("5e6", "4k", "--context")))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +185,7 @@ def test_settings_of_vllm(options: str, expected: set[str], length: int | None, 
         ({"max_position_embeddings": 100, "rope_parameters": yarn(50)}, (100, 100)),
         ({"model_type": "gemma3_text", "max_position_embeddings": 8,
           "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, (8, 64)),
+        (fixture("phi_3_5_mini"), (4096, 131072)),  # LongRoPE
         ({}, (None, None)),
     ],
 )  # fmt: skip
@@ -203,6 +209,8 @@ SLOTS = {
         {"n_ctx": 1024, "rope_scaling_type": 2, "rope_freq_scale": 0.25}, set(), 1024),
     "--rope-scaling yarn --rope-freq-scale 0.5 --yarn-orig-ctx 256": (
         {"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": 256}, set(), 512),
+    "-c 512 --rope-scaling yarn --rope-freq-scale .5 --yarn-ext-factor -1 --yarn-beta-fast -1": (
+        {"n_ctx": 512, "rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_ext_factor": -1.0}, set(), 512),
     "-c 1024 -np 4": ({"n_ctx": 1024, "n_parallel": 4}, {"slots"}, 256),
 }  # fmt: skip
 """Flags, the same as fields of llama.cpp's parameters, the faults, and the tokens of a slot."""
@@ -292,6 +300,12 @@ def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:
             "unknown `rope_type`",
         ),
         ("vllm serve tiny --max-model-len many", "an option needs a number"),
+        ("vllm serve tiny --max-model-len 1e400", "an option needs a number"),
+        ("vllm serve tiny --max-model-len", "an option needs a number"),
+        ("vllm serve tiny --hf-overrides [[1,2]]", "is no JSON"),
+        ("llama-server -m {file} -c 8k", "an option needs a number"),  # of vLLM only; llama.cpp reads 8
+        ("llama-server -m {file} --yarn-orig-ctx 1e400", "an option needs a number"),
+        ("llama-server -m {file} --rope-scaling longrope", "Pass none, linear or yarn"),
         ("llama-server -m {file} --rope-scale many", "an option needs a number"),
         ("llama-server -m tiny", "loads a .gguf file"),
         ("llama-server -m {file} --override-kv context", "KEY=TYPE:VALUE"),

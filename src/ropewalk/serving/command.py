@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.serving.engines import FLAGS, Flags
 
-_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's
+_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's
+_SHELL = r"[|;&]+|\d?&?[<>].*"  # what ends a command, and redirections
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,18 +47,25 @@ class EngineCommand:
         return next((value for name, value in reversed(self.words) if name in names), None)
 
     def number(self, *names: str) -> float | None:
-        """Return the last value of an option as a number; raise `RopeError` for anything else."""
-        value = self.value(*names)
-        match = re.fullmatch(r"(-?\d+(?:\.\d*)?(?:e\d+)?)([kKmMgG]?)", (value or "0").strip())
-        if match is None:
+        """Return the last value of an option as a finite number, a length also whole; raise `RopeError` otherwise."""
+        value, vllm = self.value(*names), "--max-model-len" in names
+        if value is None or (vllm and value.lower() in ("auto", "-1")):  # what fits into memory
+            return None
+        unit = _UNITS.get(value[-1:], 1) if vllm else 1
+        try:
+            number = float(value[:-1] if unit != 1 else value) * unit
+        except ValueError:
+            number = math.nan
+        length = names == self.flags.length
+        if not math.isfinite(number) or (length and (number < 0 or not number.is_integer())):
             raise RopeError("inspect: an option needs a number.", facts={names[0]: value}, cure="Correct the command.")
-        return None if value is None else float(match[1]) * _UNITS[match[2]]
+        return number
 
     def json(self) -> list[dict[str, Any]]:
         """Return the objects that the command puts over the config; raise `RopeError` for anything else."""
         texts = [value for name, value in self.words if name == self.flags.over]
         try:
-            found = [dict(json.loads(text)) for text in texts]
+            found = [{**json.loads(text)} for text in texts]
         except (ValueError, TypeError) as error:
             cure = "Quote it: '{\"rope_parameters\": {...}}'."
             raise RopeError(f"inspect: {self.flags.over} is no JSON.", facts={"JSON": texts}, cure=cure) from error
@@ -85,7 +96,8 @@ def read_command(text: str) -> EngineCommand:
         cure = f"Pass a command of {', '.join(FLAGS)}."
         raise RopeError("inspect: the command starts no engine that is known here.", facts={"command": text}, cure=cure)
     settings = (word.partition("=") for word in words[:at])
-    words, flags, known, rest = words[at + 1 :], FLAGS[engine], list[tuple[str, str]](), list[str]()
+    flags, known, rest = FLAGS[engine], list[tuple[str, str]](), list[str]()
+    words = [*itertools.takewhile(lambda word: not re.fullmatch(_SHELL, word), words[at + 1 :])]
     words = words[1:] if words[:1] and words[0] in ("serve", "server", "generate", "chat") else words
     first = words.pop(0) if words and not _is_option(words[0]) else None
     while words:
@@ -95,7 +107,10 @@ def read_command(text: str) -> EngineCommand:
         name = name.replace("_", "-") if name.startswith("--") else name
         value = value if sign or not words or (name not in flags.valued and _is_option(words[0])) else words.pop(0)
         for key in reversed(path.split(".") if path else ()):  # vLLM's --hf-overrides.rope_parameters.factor 4
-            value = json.dumps({key: json.loads(value) if re.fullmatch(r"[\d.{\"].*", value) else value})
+            inner: Any = value
+            with suppress(ValueError):  # text, if it is no JSON
+                inner = json.loads(value)
+            value = json.dumps({key: inner})
         if name in flags.valued:
             known.append((name, value))
         else:

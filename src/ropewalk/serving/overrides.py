@@ -20,6 +20,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import RULES, Linear, YaRN
+from ropewalk.rope.values import TRAINED_KEY
 from ropewalk.serving.command import EngineCommand
 from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED
 from ropewalk.serving.served import LENGTHS, parts_of, text_of
@@ -122,9 +123,9 @@ def over_config(command: EngineCommand, opened: Checkpoint) -> Read:
     changes, faults = _settle(engine, text, before, renamed="rope_scaling" in over)
     ropes = ModelRopes.from_hf(after, alpha=opened.alpha).mapped(lambda rope: dataclasses.replace(rope, **changes))
     found, findings = dataclasses.replace(opened, config=after, ropes=ropes), findings + faults
-    derived, given = config_length(engine, after), command.number(*flags.length)
-    if given is None or given < 0 or derived is None or given <= derived:
-        return found, derived if given is None or given < 0 else given, findings
+    derived, given = config_length(engine, after, longest=True), command.number(*flags.length)
+    if given is None or derived is None or given <= derived:
+        return found, (config_length(engine, after) or 2048) if given is None else given, findings
     allowed = command.environment.get(flags.longer, "0").lower() in ("1", "true")
     told = f"{flags.length[0]} {given:,.0f} is more than the config's {derived:,}"
     told += f"; {flags.longer} lets it start." if allowed else ", so the engine does not start."
@@ -173,8 +174,10 @@ def _settle(engine: str, text: dict[str, Any], before: Any, *, renamed: bool) ->
     return {fields[key]: None for key in lost if key in fields}, findings
 
 
-def config_length(engine: str, config: Mapping[str, Any]) -> int | None:
+def config_length(engine: str, config: Mapping[str, Any], *, longest: bool = False) -> int | None:
     """Return the length in tokens that vLLM or SGLang take from a config; None if it states none.
+
+    `longest`: the most that a command can ask for; without it vLLM serves the trained length of LongRoPE.
 
     >>> config_length("vllm", {"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}})
     16384
@@ -194,6 +197,8 @@ def config_length(engine: str, config: Mapping[str, Any]) -> int | None:
         length = stated.get("model_max_length") or min(stated.values(), default=None)
         multiplied = [own for rule, own in rules if rule in MULTIPLIES_LENGTH and own]
         factor = multiplied[0] if multiplied and NOT_MULTIPLIED not in str(text.get("model_type")) else 1
+        if not longest and {"longrope", "su"} & {rule for rule, _ in rules} and isinstance(text.get(TRAINED_KEY), int):
+            return int(text[TRAINED_KEY])
     return None if length is None else int(length * factor)
 
 
@@ -233,11 +238,15 @@ def llama(command: EngineCommand, opened: Checkpoint) -> Read:
     keys = {key.removeprefix(f"{arch}."): value for key, value in file.metadata.items()}
     stated = float(keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0)
     kind, factor = command.value("--rope-scaling") or str(keys.get("rope.scaling.type", "linear")), stated
+    if command.value("--rope-scaling") not in (None, "none", "linear", "yarn"):
+        facts = {"--rope-scaling": kind}
+        raise RopeError("inspect: llama.cpp does not start with this.", facts=facts, cure="Pass none, linear or yarn.")
     scales = [name for name, _ in command.words if name in ("--rope-scale", "--rope-freq-scale")]
     number = command.number(*scales[-1:]) if scales else None
     factor = factor if not number else number if scales[-1] == "--rope-scale" else 1 / number
     original = command.number("--yarn-orig-ctx") or keys.get("rope.scaling.original_context_length")
     theta, mixed = command.number("--rope-freq-base") or keys.get("rope.freq_base"), command.number("--yarn-ext-factor")
+    mixed = mixed if mixed is not None and mixed >= 0 else None  # below 0: the file's
     tensors = [name for name in ROPE_TENSORS if name in file.tensors]
     if kind == "yarn" and factor != 1 and tensors:
         cure = "Remove --rope-scaling and --rope-scale."
@@ -314,7 +323,7 @@ def _mixed(command: EngineCommand, rope: RopeConfig, mixed: float | None) -> Rop
         cure = "Pass 0 or 1, or omit it."
         raise RopeError("inspect: a part of YaRN's extrapolation is not described.", facts={"part": mixed}, cure=cure)
     given: dict[str, Any] = {f"beta_{name}": command.number(f"--yarn-beta-{name}") for name in ("fast", "slow")}
-    given = {key: value for key, value in given.items() if value is not None}
+    given = {key: value for key, value in given.items() if value is not None and value >= 0}
     scaling = Linear(rope.scaling.factor) if mixed == 0 else dataclasses.replace(rope.scaling, **given)
     return dataclasses.replace(rope, scaling=scaling)
 
