@@ -33,7 +33,7 @@ from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.record import Diagnosis
 
 NOVELS = ("bleak_house", "middlemarch", "moby_dick")
-FIRST, CHARACTERS = 20_000, 90_000
+FIRST, CHARACTERS, MANY = 20_000, 90_000, 340_000  # the last for eight windows of a model that is known to be good
 EXTEND = ("--target", "16384", "--engine", "llama.cpp", "--minutes", "60")
 GOOD = ("--trained-length", "4096", "--target", "8192", "--minutes", "60", "--dtype", "auto")
 SECOND = 700_000  # the first character of the second part of a novel
@@ -82,26 +82,29 @@ def main() -> None:
     parser.add_argument("--evaluate", action="store_true", help="measure nothing; apply the rule of today")
     add_again(parser, RESULTS / "doctor-answers.json")
     given = parser.parse_args()
-    parts = {f"{name}{' 2' if place == SECOND else ''}": excerpt(given.texts, name, place, CHARACTERS)
+    texts = {f"{name}{' 2' if place == SECOND else ''}": excerpt(given.texts, name, place, MANY)
              for name in NOVELS for place in (FIRST, SECOND)}  # fmt: skip
-    python, questions = code()[: 2 * CHARACTERS], chat(given.texts / "banking77_train.csv")[:CHARACTERS]
-    parts["code"] = python, source_of(python, "Python's standard library")
-    parts["chat"] = questions, source_of(questions, "banking77_train.csv")
-    parts["shakespeare"] = excerpt(given.texts, "tinyshakespeare", FIRST, CHARACTERS)
+    python, questions = code()[:MANY], chat(given.texts / "banking77_train.csv")[:CHARACTERS]
+    texts["code"] = python, source_of(python, "Python's standard library")
+    texts["chat"] = questions, source_of(questions, "banking77_train.csv")
+    texts["shakespeare"] = excerpt(given.texts, "tinyshakespeare", FIRST, MANY)
     if (given.texts / "german.txt").exists():
-        parts["German"] = excerpt(given.texts, "german", 0, CHARACTERS)
-    cases = {name: (name, EXTEND if name in NOVELS else (*EXTEND, "--dtype", "auto"))
-             for name in (*NOVELS, "code", "chat", "German") if name in parts}  # fmt: skip
-    cases |= {f"known good, {name}": (name, GOOD) for name in parts if name != "chat"}
+        texts["German"] = excerpt(given.texts, "german", 0, MANY)
+    cases = {name: (name, 2 * CHARACTERS if name == "code" else CHARACTERS,
+                    EXTEND if name in NOVELS else (*EXTEND, "--dtype", "auto"))
+             for name in (*NOVELS, "code", "chat", "German") if name in texts}  # fmt: skip
+    cases |= {f"known good, {name}": (name, MANY, GOOD) for name in texts if name != "chat"}
     record = started(given)
     if given.evaluate:
         for case, one in record.items():
             print(case, one["answer"], concluded(one["essentials"], one["windows"])[0])
         return
-    for case, (part, options) in cases.items():
+    for case, (name, characters, options) in cases.items():
         if case in record or (given.only and case not in given.only):
             continue
-        found = measure(given.model, *parts[part], part.replace(" ", "_"), options)
+        text, source = texts[name][0][:characters], texts[name][1]
+        source = source_of(text, source["file"], source.get("first", 0))
+        found = measure(given.model, text, source, name.replace(" ", "_"), options)
         record[case] = {**found, "model": Path(given.model).name, "environment": environment("cpu")}
         write_json(given.record, record, indent=None)
         print(case, found["answer"], f"{found['seconds']} s", flush=True)
