@@ -56,7 +56,7 @@ def test_without_a_cache(cache):
 
 def test_bad_input_is_a_message(tmp_path, capsys):
     """An unknown engine, a server of chat only, a folder as --json."""
-    assert run("tiny", "--engine", "onnx") == 2
+    assert run("tiny", "--engine", "onyx") == 2
     assert "unknown engine" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--json", tmp_path) == 2
     assert "the path of the file is a folder" in capsys.readouterr().err
