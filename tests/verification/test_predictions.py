@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
+import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
-from ropewalk.methods.faults import Hypothesis
+from ropewalk.methods.faults import Hypothesis, hypotheses
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.engine import NextTokens
-from ropewalk.verification.outcome import Prediction
+from ropewalk.verification.outcome import Prediction, distance
 from ropewalk.verification.predictions import Predictions
 from ropewalk.verification.questions import PromptQuestion
+from tests.attachment.families import small_model
 from tests.checkpoints.prefixes import OurEngine
 
 IDS = list(range(40, 100))
@@ -70,6 +73,31 @@ def test_one_copy_of_the_model_for_each_rope(small):
     reader.model.register_forward_pre_hook(lambda *_: forwards.append(1))  # each copy has the hook, too
     reader.under(hypothesis(small, extension=FaultyPositions("held", 60)).positions)
     assert len(forwards) == 1, "that the layers call it; the features that it rotates are known"
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "faults"),
+    [
+        ("smollm3", "use_rope", ("rotation on all layers", "rotation on the other layers only")),
+        ("cohere2", "sliding_window", ("the sliding layers' rope on all layers",
+                                       "the ropes of full and sliding layers exchanged")),
+    ],
+)  # fmt: skip
+def test_flags_of_layers_without_rotation(name, flag, faults):
+    """Every hypothesis of them is computed: as the model's class with these flags."""
+    model = small_model(name)
+    predictions, ids = Predictions(reader_of(model)), [token % 64 for token in IDS]
+    first, *rest = hypotheses(predictions.reader.positions, trained=64)
+    named = {one.name: one for one in rest}
+    for words in faults:
+        one, other = named[words], copy.deepcopy(model)
+        for layer, rope in zip(other.model.layers, one.positions.ropes, strict=True):
+            setattr(layer.self_attn, flag, None if rope is None else 1 << 20)
+        with torch.no_grad():
+            expected = other(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        found = predictions.of(one, ids, [60])[60]
+        assert all(abs(float(expected[token]) - nats) < 2e-4 for token, nats in found.values.items())
+        assert distance(found, predictions.of(first, ids, [60])[60]) > 0.01
 
 
 def test_they_are_kept_for_the_next_run(small, reads, tmp_path):

@@ -298,8 +298,9 @@ def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Ma
 
 
 def neutral(own: ModelRopes, positions: ModelRopes) -> ModelRopes:
-    """Return the model's own ropes, with a neutral extension for each one that remaps."""
-    extensions = tuple(_NEUTRAL if one is not None and one.remaps else None for one in positions.extensions)
+    """Return the model's own ropes, with a neutral extension for each one that remaps on a layer that rotates."""
+    pairs = zip(own.ropes, positions.extensions, strict=True)
+    extensions = tuple(_NEUTRAL if rope is not None and one is not None and one.remaps else None for rope, one in pairs)
     return replace(own, extensions=extensions)
 
 

@@ -209,13 +209,13 @@ def _check(own: ModelRopes, positions: ModelRopes) -> None:
     for layer, (before, after, extension, window) in enumerate(
         zip(own.ropes, positions.ropes, positions.extensions, own.sliding_windows, strict=True)
     ):
-        if before is None and (after is not None or extension is not None):
+        remaps = extension is not None and extension.remaps and window is None  # then our attention rotates
+        if before is None and (after, extension) != (None, None) and not (after is not None and remaps):
             raise RopeError(
                 "attach: a layer without rotation supports neither a rope nor an extension.",
                 facts={"layer": layer, "rope": after, "extension": extension},
                 cure="Pass None for this layer.",
             )
-        remaps = extension is not None and extension.remaps and window is None  # then our attention rotates
         rotated_by_us = remaps and before is not None and before.num_axes == 1
         if after is not None and before is not None and _shape(after, rotated_by_us) != _shape(before, rotated_by_us):
             raise RopeError(

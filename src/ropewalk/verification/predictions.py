@@ -58,8 +58,8 @@ class Predictions:
     def under(self, positions: ModelRopes) -> Reader:
         """Return the reader under these positions; a copy of the model for each is kept, and shares its weights.
 
-        transformers' layers have one pairing and width. For others, our own attention rotates under an extension that
-        does not change positions; layers with a window do not support it.
+        transformers' layers have one pairing and width, or no rotation. For others, our own attention rotates under an
+        extension that does not change positions; layers with a window do not support it.
 
         **Raises:** `RopeError` if the reader supports neither.
         """
@@ -69,7 +69,10 @@ class Predictions:
             except RopeError:
                 if any(positions.extensions):
                     raise
-                neutral = tuple(None if rope is None else FaultyPositions("shifted", 1) for rope in positions.ropes)
+                layers = zip(positions.ropes, positions.sliding_windows, strict=True)
+                neutral = tuple(
+                    FaultyPositions("shifted", 1) if rope and not window else None for rope, window in layers
+                )
                 self._readers[positions] = self.reader.under(replace(positions, extensions=neutral))
         return self._readers[positions]
 
