@@ -187,7 +187,9 @@ def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [lambda c: c.update(format=2), lambda c: c.pop("verdict"), lambda c: c["evidence"].pop("control"),
-     lambda c: c.update(windows=[{}]), lambda c: c["methods"].update(yarn=3)],
+     lambda c: c.update(windows=[{}]), lambda c: c["methods"].update(yarn=3), lambda c: c.update(readings={}),
+     lambda c: c["windows"][0].update(facts=[]), lambda c: c["evidence"].update(standings={}),
+     lambda c: c["inspection"].pop("lint")],
 )  # fmt: skip
 def test_a_changed_record_is_refused(answer: Diagnosis, change: Any) -> None:
     content = json.loads(json.dumps(answer.to_json()))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropewalk.atomic_io import as_path, check_output, write_output
-from ropewalk.audit.audit import Audit, answer
 from ropewalk.diagnosis.depth import DepthMap, cell_text
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Standing
 from ropewalk.diagnosis.plan import PLAIN
@@ -185,7 +184,7 @@ def _section(record: Record, suffix: str) -> dict[str, Any]:
         "lines": [*([record.scaling["sentence"]] if record.scaling else []), *record.notes],
         "answers": [one for one in (verdict, verdict.beside) if one], "measured": how_measured(record),
         "looks": [[counted(one.windows, "window"), one.headline, f"{one.seconds:g}"] for one in record.looks],
-        "audit": _audit(record),
+        "audit": record.audit,
     }  # fmt: skip
 
 
@@ -215,15 +214,6 @@ def how_measured(diagnosis: Diagnosis) -> str:
     if not control.asked:
         return said
     return f"{said} Asked after {trained:,} tokens, the unchanged model finds {control.found} of {control.asked}."
-
-
-def _audit(diagnosis: Diagnosis) -> list[str]:
-    audits = diagnosis.inspection.get("audits") or [diagnosis.inspection["audit"]]
-    rows = answer([Audit(**one) for one in audits])
-    lines = [f"{name.replace('_', ' ')}: {value}" for name, value in rows.items()]
-    return lines + [
-        f"{one['severity']} {one['code']}: {one['message']} {one['cure']}" for one in diagnosis.inspection["lint"]
-    ]
 
 
 def _files(folder: Path, figure: str, suffix: str = "") -> dict[str, Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ropewalk.atomic_io import read_json
+from ropewalk.audit.audit import Audit, answer
 from ropewalk.diagnosis.evidence import Evidence, Standing, Window, WindowReading, choice
 from ropewalk.diagnosis.facts import Found
 from ropewalk.diagnosis.plan import CROP, PLAIN
@@ -134,8 +135,12 @@ class Measurement:
         with checked(content):
             names = {field.name for field in dataclasses.fields(cls)}
             made: Kept = restored(cls, {name: value for name, value in content.items() if name in names})
-            str(made)  # raises for missing numbers
+            made._parts()  # raises for missing numbers, and for lists that do not fit together
             return made
+
+    def _parts(self) -> list[Any]:
+        """Return what a report needs of the record."""
+        return [str(self)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -174,6 +179,19 @@ class Diagnosis(Measurement):
             place = "Python" if beside.engine == "python" else "engines"
             lines += [f"\nIn {place}: {beside.sentence}", *beside.steps]
         return lines
+
+    @property
+    def audit(self) -> list[str]:
+        """Return the rope of the config and its findings, a line each."""
+        audits = self.inspection.get("audits") or [self.inspection["audit"]]
+        rows = answer([Audit(**one) for one in audits])
+        lines = [f"{name.replace('_', ' ')}: {value}" for name, value in rows.items()]
+        return lines + [
+            f"{one['severity']} {one['code']}: {one['message']} {one['cure']}" for one in self.inspection["lint"]
+        ]
+
+    def _parts(self) -> list[Any]:
+        return [*super()._parts(), *self.audit, self.evidence.standings[PLAIN], *map(self.facts, self.labels)]
 
     @classmethod
     def read(cls, path: str | Path) -> Diagnosis:
