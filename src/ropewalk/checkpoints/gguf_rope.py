@@ -247,6 +247,7 @@ def divisors_of(file: GGUFFile) -> dict[str, list[float]]:
 # --- the block of one rope
 
 _YARN = ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
+_FLAGS = {"ext_factor", "beta_fast", "beta_slow"}  # --yarn-attn-factor is computed
 _NUMBERS = {"context_length", "rope.scale_linear"}
 _NUMBERS |= {f"rope.{name}{end}" for name in ("freq_base", "dimension_count") for end in ("", "_swa")}
 _NUMBERS |= {f"rope.scaling.{name}" for name in ("factor", "original_context_length", "attn_factor", "alpha")}
@@ -344,17 +345,11 @@ def _yarn(
     if dimensions and {"tenth", "log_multiplier"} & row.yarn.keys():
         whole = 1.0 if row.equal_mscales else whole / yarn_mscale(factor, dimensions)
     applied = {*row.yarn, *(["log_multiplier"] if "tenth" in row.yarn else [])} - {"attn_factor"}
-    ignored = {
-        name: value
-        for name, value in stated.items()
-        if name not in applied and not math.isclose(value, usual[name], rel_tol=1e-6)
-    }
+    ignored = {name: value for name, value in stated.items()
+               if name not in applied and not math.isclose(value, usual[name], rel_tol=1e-6)}  # fmt: skip
     if ignored:
-        flags = " ".join(
-            f"--yarn-{name.replace('_', '-')} {value:g}"
-            for name, value in ignored.items()
-            if name not in ("attn_factor", "log_multiplier")
-        )
+        options = {name.replace("_", "-"): value for name, value in ignored.items() if name in _FLAGS}
+        flags = " ".join(f"--yarn-{name} {value:g}" for name, value in options.items())
         numbers = ", ".join(f"yarn_{name} {value:g} (uses {usual[name]:g})" for name, value in ignored.items())
         warnings.warn(
             f"load: {where} contains numbers that llama.cpp ignores for `{arch}`: {numbers}. The rope is the one that "
@@ -401,11 +396,5 @@ def factors_as_rule(
             rule = Llama3(max(divisors), 1.0, 4.0, length or 8192)
             scaled = zip(rule.inv_freq(ladder, None), plain, divisors, strict=True)
             if all(abs(got * divisor / unscaled - 1) < 2e-6 for got, unscaled, divisor in scaled):
-                return {
-                    "rope_type": "llama3",
-                    "factor": rule.factor,
-                    "low_freq_factor": rule.low_freq_factor,
-                    "high_freq_factor": rule.high_freq_factor,
-                    "original_max_position_embeddings": rule.original_max_position_embeddings,
-                }
+                return rule.to_block(ladder)
     return _longrope(divisors, divisors, stated or context, 1.0)
