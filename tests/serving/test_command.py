@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,20 @@ def test_a_block_beside_the_text_config_has_no_effect(engine: str, name: str, tm
         assert [rope and rope.scaling for rope in right.model.ropes.ropes] == [
             rope and rope.scaling for rope in wanted.ropes
         ]
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [
+        ("qwen3_5_9b", {"text_config": None}),
+        ("qwen3_5_9b", {"vision_config": None, "rope_theta": 1e6}),
+        ("deepseek_v3", {"rope_parameters": {"rope_type": "yarn", "factor": None}}),
+    ],
+)
+def test_a_null_is_no_traceback(name: str, over: Any, tmp_path: Path) -> None:
+    """Of a part of the config, and of a factor: refused, or named as a fault."""
+    with suppress(RopeError):
+        assert codes(started(command("vllm", written(tmp_path, name), over)))
 
 
 @pytest.mark.parametrize("method", ["yarn", "pi", "llama3"])

@@ -162,7 +162,7 @@ class Case:
     def own_attention(self) -> bool:
         """Return whether the factor of queries and keys in a yarn block is not 0.1 ln(factor) + 1."""
         return any(not math.isclose(_attention(one), _attention({"factor": one["factor"]})) for one in self.blocks
-                   if one["rope_type"] == "yarn" and "factor" in one)  # fmt: skip
+                   if one["rope_type"] == "yarn" and one.get("factor"))  # fmt: skip
 
 
 def _attention(block: Mapping[str, Any]) -> float:

@@ -100,6 +100,9 @@ def over_config(command: EngineCommand, opened: Checkpoint) -> Read:
     before = copy.deepcopy(text.get("rope_parameters") or {})
     for key, value in over.items():
         name, inner = "rope_parameters" if key == "rope_scaling" else key, after.get(key)
+        if parts[:1] == (key,) and not isinstance(value, Mapping):
+            cure = "Pass an object with the keys to change."
+            raise RopeError(f"inspect: `{key}` is the language model's part.", facts={key: value}, cure=cure)
         if key.endswith("_config") and isinstance(value, Mapping):
             value = {"rope_parameters" if one == "rope_scaling" else one: own for one, own in value.items()}
             if not isinstance(inner, dict):
@@ -116,7 +119,7 @@ def over_config(command: EngineCommand, opened: Checkpoint) -> Read:
             after[name] = {**(after.get(name) or {}), **value}
         elif name not in _LOST:
             after[name] = value
-        inside = value if key.endswith("_config") and isinstance(inner, dict) else {}
+        inside = value if key.endswith("_config") and isinstance(inner, dict) and isinstance(value, Mapping) else {}
         for one in (key, *inside):  # `standardize_rope_params` prefers the block's own
             if one in ("rope_theta", "partial_rotary_factor"):
                 findings.append(_without_effect(f"`{one}`: the block contains its own.", "Write it into the block."))
