@@ -80,6 +80,15 @@ def test_classes_with_a_factor_of_their_own(model_type: str) -> None:
     assert any("layers of compression ratio 0" in text for text in texts) == (model_type == "deepseek_v4")
 
 
+@pytest.mark.parametrize(("keys", "told"), [({"llama_4_scaling_beta": 0.1}, True), ({}, True),
+                                            ({"llama_4_scaling_beta": 0.0}, False)])  # fmt: skip
+def test_a_scale_of_queries_that_is_none(keys: dict[str, float], told: bool) -> None:
+    """Mistral Medium 3.5 states 0: nothing is lost. The class's own number is 0.1."""
+    block = {"rope_type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096, **keys}
+    answer = applied("vllm", Case(block=block, model_type="ministral3"))
+    assert any("llama_4_scaling_beta" in caveat.text for caveat in answer.caveats) == told
+
+
 @pytest.mark.parametrize(
     ("engine", "model_type", "rule", "words"),
     [
