@@ -34,8 +34,8 @@ def findings_of(model: Checkpoint, target: int) -> list[Finding]:
     if not model.config:
         return []
     found = lint(model.config, ropes=model.ropes, target=target)
-    if model.arch is not None:  # the table of llama.cpp's architectures knows families that no config describes
-        return [one for one in found if one.code != "unread-settings"]
+    if model.arch is not None:  # llama.cpp's table knows families that no config describes; a file states lengths once
+        return [one for one in found if one.code not in ("unread-settings", "original-max-overridden")]
     if model.alpha is not None and not has_weights(model.path):
         found.append(
             Finding(
