@@ -73,6 +73,10 @@ def test_where_the_doctor_extends_nothing(
     with pytest.raises(RopeError, match="does not recommend extending") as caught:
         apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], **changes}})
     assert said in str(caught.value)
+    both = {"engine": "python", "beside": {**found["verdict"], **changes}}
+    with pytest.raises(RopeError, match="for engines") as caught:
+        apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], **both}})
+    assert {"verdict", "in Python"} <= {*caught.value.facts}
     assert not (tmp_path / "out").exists()
 
 

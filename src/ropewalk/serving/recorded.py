@@ -50,6 +50,7 @@ class Recorded:
 
     - `model`: its name. `audits`: of its ropes.
     - `action`, `headline`, `method`, `length`, `next`: of the verdict; if it has two, of that for engines.
+    - `in_python`: the headline of the verdict for Python, if there are two.
     - `costs`: of each method that was measured.
     """
 
@@ -61,6 +62,7 @@ class Recorded:
     method: str | None
     length: int | None
     next: str | None
+    in_python: str | None
     audits: tuple[Mapping[str, Any], ...]
     costs: Mapping[str, Cost]
 
@@ -73,9 +75,9 @@ class Recorded:
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Recorded:
-        verdict = content["verdict"]
+        verdict, in_python = content["verdict"], None
         if verdict.get("engine") == "python" and verdict.get("beside") is not None:
-            verdict = verdict["beside"]  # the answer for engines
+            in_python, verdict = str(verdict["headline"]), verdict["beside"]  # the answer for engines
         trained, target = int(content["trained_length"]), int(content["target"])
         length = None if verdict["length"] is None else int(verdict["length"])
         if not (1 <= trained <= target and (length is None or trained < length <= target)):
@@ -101,6 +103,7 @@ class Recorded:
             method=verdict["method"],
             length=length,
             next=verdict["next"],
+            in_python=in_python,
             audits=tuple(content["inspection"].get("audits") or [content["inspection"]["audit"]]),
             costs=costs,
         )
@@ -108,9 +111,11 @@ class Recorded:
     def recommended(self, command: str) -> str:
         """Return the recommended method; raise `RopeError` if the answer is not to extend. `command`: for the error."""
         if self.action != "extend" or self.method is None:
+            engines = " for engines" if self.in_python else ""
             raise RopeError(
-                f"{command}: the doctor does not recommend extending this model.",
-                facts={"action": self.action, "verdict": self.headline},
+                f"{command}: the doctor does not recommend extending this model{engines}.",
+                facts={"action": self.action, "verdict": self.headline}
+                | ({"in Python": self.in_python} if self.in_python else {}),
                 cure=_INSTEAD.get(self.action)
                 or (
                     f"Measure more: {self.next}"
