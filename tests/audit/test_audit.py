@@ -328,3 +328,12 @@ def test_all_ropes_of_a_model_have_its_lengths() -> None:
 
 
 # --- configs from disk
+
+
+def test_a_window_of_some_layers_is_shown() -> None:
+    """One rope in layers with and without a window: their numbers, or that the config does not state them."""
+    gemma = {"model_type": "gemma2", "hidden_size": 2304, "num_attention_heads": 8, "num_hidden_layers": 4}
+    typed = {**gemma, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    shown = [answer([audit(ropes.rotating[None], layers=ropes.layers_of(None))])["window"]
+             for ropes in map(ModelRopes.from_hf, (gemma, typed))]  # fmt: skip
+    assert shown == ["4,096 tokens in some layers, none in others", "4,096 tokens in layers 0, 2, none in others"]

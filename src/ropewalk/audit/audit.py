@@ -25,8 +25,8 @@ class Audit:
     """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token.
 
     - `rope_parameters`, `theta`: empty and None if the config's frequencies do not follow from a theta (nanochat).
-    - `window`: the window of its layers in tokens; None for all tokens. `layers`: their numbers, of `num_layers`;
-      empty if the config does not state the type of each.
+    - `window`: the window of its layers in tokens; None for all tokens. `local`: that of some of them, and their
+      numbers. `layers`: all their numbers, of `num_layers`; empty if the config does not state the type of each.
     - `interleaved`: pairs are (0, 1), (2, 3), ...; if False, (i, i + rotary_dim/2).
     - `scaling`: the rule of its length scaling. `scaling_is_trained`: whether the model was trained with it (None:
       unknown, or no scaling). `scaled_length`, `original_length`: the trained length with and without it.
@@ -60,6 +60,7 @@ class Audit:
     original_length: int | None = None
     trained_source: str = ""
     window: int | None = None
+    local: tuple[int, tuple[int, ...]] | None = None
     interleaved: bool | None = None
     layers: tuple[int, ...] = ()
     num_layers: int = 0
@@ -124,6 +125,7 @@ def audit(
         original_length=config.original_length,
         trained_source="" if config.trained is None else config.trained.source,
         window=layers.window,
+        local=layers.local,
         interleaved=config.interleaved,
         layers=layers.numbers,
         num_layers=layers.count,
@@ -206,7 +208,7 @@ def answer(audits: Sequence[Audit], served: str | None = None) -> dict[str, str]
         "scaling": each(_scaling),
         "attention_factor": each(lambda one: f"{one.attention_factor:.5g}: logits are multiplied by its square"),
         "query_scale": "" if scale is None else f"1 + {scale[0]:g} ln(1 + floor(position / {scale[1]:,}))",
-        "window": each(lambda one: "none" if one.window is None else f"{one.window:,} tokens"),
+        "window": each(_window),
         "trained_length": each(_trained),
         "served_length": served or "",
         "reach": each(_reach) if any(one.reach_assumed for one in audits) else "",
@@ -258,6 +260,14 @@ def ranges(numbers: Sequence[int]) -> str:
     if len(runs) > 3 and steps == {(len(runs[0]), runs[1][0][1] - runs[0][0][1])}:
         shown[2:-1] = ["..."]
     return ", ".join(shown) or "none"
+
+
+def _window(found: Audit) -> str:
+    """Return the window of the layers, or of some of them."""
+    if found.local is not None:
+        window, numbers = found.local
+        return f"{window:,} tokens in {'layers ' + ranges(numbers) if numbers else 'some layers'}, none in others"
+    return "none" if found.window is None else f"{found.window:,} tokens"
 
 
 def _width(found: Audit) -> str:

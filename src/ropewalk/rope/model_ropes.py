@@ -58,7 +58,8 @@ class LayerType(NamedTuple):
 class Layers:
     """The layers of one rope.
 
-    - `window`: the window of each layer in tokens; None for all tokens.
+    - `window`: the window of each layer in tokens; None for all tokens. `local`: the window of some of the layers, and
+      their numbers; () if the config does not state the type of each.
     - `other_signal`: the other information about positions, in words; None if there is none.
     - `numbers`: of the layers, from 0; () if the config does not state the type of each. `count`: all layers.
     """
@@ -67,6 +68,7 @@ class Layers:
     other_signal: str | None = None
     numbers: tuple[int, ...] = ()
     count: int = 0
+    local: tuple[int, tuple[int, ...]] | None = None
 
 
 @checked
@@ -190,9 +192,14 @@ class ModelRopes:
         if signal is None and any(rope is None and attends(label) for label, rope in layers):
             signal = "some layers do not rotate"
         numbers = tuple(n for n, rope in enumerate(self.ropes) if rope == own) if self.numbered else ()
-        windows = {self.sliding_windows[n] for n in numbers} or {self.of_type(name)[1]}
-        window = None if None in windows else max(filter(None, windows))
-        return Layers(window, signal, numbers, self.num_layers if self.numbered else 0)
+        windows = {self.sliding_windows[n] for n in numbers}
+        windows = windows or {one.window for one in self.types if one.rope == own} or {self.of_type(name)[1]}
+        most = max(filter(None, windows), default=None)
+        local = tuple(n for n in numbers if self.sliding_windows[n] is not None)
+        return Layers(
+            None if None in windows else most, signal, numbers, self.num_layers if self.numbered else 0,
+            (most, local) if most and None in windows else None,
+        )  # fmt: skip
 
     @property
     def remaps(self) -> bool:
