@@ -158,7 +158,7 @@ def draw_strip(rows: Sequence[StripRow], last: int, title: str, size: tuple[floa
 def _curves(axes: Axes, rows: Sequence[StripRow], last: int) -> None:
     """Draw the share found by distance under the first methods and the last, chance, and the trained length."""
     drawn = [row for row in rows if any(row.lanes)]
-    drawn = drawn if len(drawn) <= CURVES else [*drawn[: CURVES - 2], drawn[-1]]
+    drawn = drawn if len(drawn) <= CURVES else [*drawn[: CURVES - 1], drawn[-1]]
     for number, row in enumerate(drawn):
         at, share, low, high = share_by_distance(row, last)
         axes.plot(at, share, row.look.line, color=row.look.color, linewidth=2)
