@@ -513,7 +513,7 @@ def league_rows() -> tuple[list[StripRow], str]:
         if lanes:
             facts = [fact for lane in lanes for fact in lane]
             half = Half.fit([at for at, _ in facts], [hit for _, hit in facts], TARGET)
-            reaches[name] = None if half is None or half.high is None else rounded(half.tokens)
+            reaches[name] = None if half is None or half.tokens is None else rounded(half.tokens)
         rows.append(StripRow(name=name, look=look_of(method), lanes=lanes, trained=trained,
                         count=f"{sum(far)} of {len(far)}" if far else "", note=note))  # fmt: skip
     return rows, finding(reaches)

@@ -57,10 +57,10 @@ def strip_rows(diagnosis: Diagnosis) -> list[StripRow]:
 
 
 def _reach(one: Standing) -> int | None:
-    """Return how many tokens back a method finds facts, rounded; None: perhaps to the end, 0: chance explains them."""
+    """Return how many tokens back a method finds facts, rounded; None: to the end, 0: chance explains them."""
     if one.beyond is None or one.half is None or not one.beyond.exceeds_chance(LEVEL):
         return 0
-    return None if one.half.tokens is None or one.half.high is None else rounded(one.half.tokens)
+    return None if one.half.tokens is None else rounded(one.half.tokens)
 
 
 def _title(diagnosis: Diagnosis) -> str:
@@ -93,8 +93,8 @@ def _strip(name: str, rows: Sequence[StripRow], target: int, title: str, said: s
     caption = (
         "Each dot is a fact, each line of dots a window of text. The curve is the share found around each distance (a "
         "Gaussian kernel, a twentieth of the width), its band the 95 % interval of independent facts. Shaded: farther "
-        "back than the trained length. How far back: where finding falls half-way to chance; to the end, if the 95 % "
-        "interval of that distance reaches it."
+        "back than the trained length. How far back: where finding falls half-way to chance by a fitted curve; to the "
+        "end, if the curve does not fall before the last fact."
     )
     return Picture(name, said, caption, lambda size: draw_strip(rows, target, title, size))
 

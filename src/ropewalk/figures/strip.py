@@ -66,10 +66,13 @@ def finding(reaches: Mapping[str, int | None]) -> str:
 
     >>> finding({"dca": None, "string": None, "yarn": 12_400, "plain": 0})
     'dca and string find facts to the end, yarn up to 12,400 tokens back, plain no more than chance'
+    >>> finding({"dca": 15_200, "yarn": 12_400})
+    'dca finds facts up to 15,200 tokens back, yarn up to 12,400'
     """
     groups: dict[str, list[str]] = {}
     for name, reach in reaches.items():
-        far = "no more than chance" if reach == 0 else "to the end" if reach is None else f"up to {reach:,} tokens back"
+        back = "" if any(" back" in one for one in groups) else " tokens back"
+        far = "no more than chance" if reach == 0 else "to the end" if reach is None else f"up to {reach:,}{back}"
         groups.setdefault(far, []).append(name)
     said = []
     for number, (far, names) in enumerate(groups.items()):
