@@ -155,7 +155,7 @@ def test_words_in_front_keep_the_angle(chromium, address):
 
 
 def test_added_positions_change_a_score_and_rotated_ones_do_not(chromium, address):
-    """At two positions, by formula; the score of equal words is the mean of cosines."""
+    """At two positions, by formula; the score of equal words is the sum of cosines."""
     watched = Watched(chromium, f"{address}#add")
     f = 10_000 ** (-4 / 32)
     turned = [0.35 + 0.9j, (0.9 + 0.35j) * np.exp(2j * f)]
@@ -167,7 +167,7 @@ def test_added_positions_change_a_score_and_rotated_ones_do_not(chromium, addres
         shown = watched.page.locator("#add .vectors p b:last-child").all_inner_texts()
         assert [float(text) for text in shown] == [float(f"{score:.2g}") for score in expected]
     watched.go("sum&sum.distance=20")
-    total = np.cos(20 * 10_000 ** (-np.arange(32) / 32)).mean()
+    total = np.cos(20 * 10_000 ** (-np.arange(32) / 32)).sum()
     assert f"the score is {total:.3g} " in watched.page.inner_text("#sum .caption")
     watched.assert_quiet()
 

@@ -37,8 +37,8 @@ export const add: Picture = {
         x: { label: "position of “dog”; “bites” follows at the same distance", domain: [0, MOST] },
         y: { label: "score of the two words", domain: [-1, 3] },
         series: [
-          { label: "added", color: "var(--warm)", points: points(true), dash: "6 3" },
-          { label: "rotated", color: "var(--accent)", points: points(false) },
+          { label: "added", color: "var(--berry)", points: points(true), dash: "6 3" },
+          { label: "rotated", color: "var(--good)", points: points(false) },
         ],
         marks: [{ x: m, label: "" }],
       });

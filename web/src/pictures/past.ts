@@ -21,7 +21,7 @@ const MADE = 24;
 /** Clocks that run past the trained length, with and without YaRN, and what the model does there. */
 export const past: Picture = {
   id: "past",
-  title: "Past the trained length, slow clocks enter angles never seen; YaRN slows them down",
+  title: "Past the trained length, slow clocks show angles never seen; YaRN turns them back",
   tryThis:
     `The clocks are pairs of the built-in model, which was trained on ${TRAINED} tokens. The shaded part of a dial was seen in training. ` +
     "Fast clocks have seen everything. Slow ones leave their part, and the model can no longer repeat a list.",
@@ -34,7 +34,7 @@ export const past: Picture = {
     wall.append(...faces.map(({ element }) => element));
     const said = h("blockquote", { class: "sample" }, "Press “Play”: the model starts.");
     const text = caption();
-    layout(root, [wall, text, h("h3", {}, "The model repeats a list"), said], controls.element);
+    layout(root, [wall, text, h("h3", {}, "Can the model repeat the list? Its words are in colour"), said], controls.element);
     const model = copier(said);
     const ended = controls.draw(() => {
       const at = position.value;

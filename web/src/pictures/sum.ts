@@ -12,10 +12,10 @@ const MOST = 128;
 /** The score of two equal vectors as a sum of bars, one for each pair, as the distance grows. */
 export const sum: Picture = {
   id: "sum",
-  title: "A score is a sum: fast pairs tell neighbours apart, slow pairs tell near from far",
+  title: "A score is a sum of bars, one for each pair; it falls as a word moves away",
   tryThis:
     "Two equal words: each pair of features adds the cosine of its angle to their score. One word moves away. The fast bars " +
-    "swing at once, the slow ones hardly move, and their mean falls with the distance.",
+    "swing at once, the slow ones hardly move, and the sum of all falls with the distance.",
   mount(root, { state }) {
     const controls = new Controls(this.id, state);
     const distance = controls.slider({ key: "distance", label: "Distance in tokens", min: 0, max: MOST, value: 0, play: 6, format: tokens });
@@ -34,20 +34,20 @@ export const sum: Picture = {
         const bar = bars[pair];
         if (bar) setAttributes(bar, { y: -50 * Math.max(0, part), height: 50 * Math.abs(part), class: part < 0 ? "below" : "above" });
       });
-      const total = envelope(frequencies, at);
+      const total = PAIRS * envelope(frequencies, at);
       chart.update({
-        summary: `Mean of the bars by distance; at distance ${tokens(at)} it is ${significant(total)}.`,
+        summary: `Sum of the bars by distance; at distance ${tokens(at)} it is ${significant(total)}.`,
         x: { label: "distance in tokens", domain: [0, MOST], format: tokens },
-        y: { label: "score: the mean of the bars", domain: [0, 1] },
+        y: { label: "score: the sum of the bars", domain: [0, PAIRS] },
         series: [
-          { label: "score", color: "var(--accent)", points: Array.from({ length: MOST + 1 }, (_, d): Point => [d, envelope(frequencies, d)]) },
+          { label: "", color: "var(--accent)", points: Array.from({ length: MOST + 1 }, (_, d): Point => [d, PAIRS * envelope(frequencies, d)]) },
           { label: "", color: "var(--warm)", points: [[at, total]], dots: true, faint: true },
         ],
-        marks: [{ x: at, label: significant(total, 2) }],
+        marks: [{ x: at, label: significant(total, 3) }],
       });
       const turned = parts.filter((part) => part < 0).length;
       text.textContent =
-        `${tokens(at)} tokens apart: ${turned} of ${PAIRS} bars point down, and the score is ${significant(total)} (1 at distance 0).`;
+        `${tokens(at)} tokens apart: ${turned} of ${PAIRS} bars point down, and the score is ${significant(total)} (${PAIRS} at distance 0).`;
       setAttributes(drawing, { "aria-label": `Bars of ${PAIRS} pairs, fast to slow. ${text.textContent}` });
     });
   },
