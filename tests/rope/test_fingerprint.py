@@ -37,7 +37,7 @@ def test_what_changes_a_key_changes_the_digest(changes: dict[str, Any]) -> None:
 
 def test_explicit_frequencies_are_those_of_theta() -> None:
     """Frequencies, not their source, are in the digest; so are the layers and the length that they depend on."""
-    numbers = rw.inverse_frequencies(BASE).inv_freq[0].tolist()
+    numbers = tuple(rw.inverse_frequencies(BASE).inv_freq[0].tolist())
     assert rw.RopeConfig(32, interleaved=False, inv_freq=numbers).fingerprint() == BASE.fingerprint()
     assert BASE.fingerprint([1, 0]) == BASE.fingerprint((0, 1)) != BASE.fingerprint()
     scaled = [dataclasses.replace(BASE, scaling=YaRN(2.0, 64, attention_factor=factor)) for factor in (1.0, 1.1)]
