@@ -109,7 +109,7 @@ def caption(figure: Figure, title: str, note: str = "") -> None:
 
 
 def wrapped(text: str, columns: int) -> str:
-    """Return the text in lines of at most so many characters."""
+    """Return the text in lines of at most `columns` characters."""
     return textwrap.fill(" ".join(text.split()), columns)
 
 

@@ -112,7 +112,7 @@ def over_config(command: EngineCommand, opened: Checkpoint) -> Read:
             else:
                 _merge(inner, value) if engine == "vllm" else inner.update(value)
         elif parts and name in ("rope_parameters", *LENGTHS, *_LOST):
-            told = f"`{key}` stands beside `{parts[-1]}`, where the language model does not look."
+            told = f"`{key}` is at the top level, beside `{parts[-1]}`: the language model does not read it."
             cure = f"Write it as {'.'.join((*parts, name))}, with every key of the block."
             findings.append(_without_effect(told, cure))
         elif engine == "sglang" and name == "rope_parameters" and isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What an engine makes of a command: the ropes and the length that result, and the settings without effect."""
+"""The ropes and the length that a command of an engine gives, and its settings without effect."""
 
 from __future__ import annotations
 
