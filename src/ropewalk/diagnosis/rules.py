@@ -74,10 +74,15 @@ def fails(evidence: Evidence, name: str) -> bool:
 
 def _finds(evidence: Evidence, name: str) -> bool:
     """Return whether a method finds facts up to a promised length, as many as the floor, and its loss was measured."""
-    one, level = evidence.standings[name], LEVEL / (1 if name == PLAIN else max(1, len(methods_of(evidence))))
+    one = evidence.standings[name]
     if one.beyond is None or one.broken or one.loss is None or one.length <= evidence.trained:
         return False
-    return one.beyond.exceeds_chance(level) and one.reached[0] >= floor(evidence, one.reached[1])
+    return one.beyond.exceeds_chance(_level(evidence, name)) and one.reached[0] >= floor(evidence, one.reached[1])
+
+
+def _level(evidence: Evidence, name: str) -> float:
+    """Return the probability at which a method finds more than chance: `LEVEL`, shared among the compared methods."""
+    return LEVEL / (1 if name == PLAIN else max(1, len(methods_of(evidence))))
 
 
 def floor(evidence: Evidence, asked: int) -> float:
@@ -313,13 +318,14 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
         return "costs too much", f"costs {_cost(one.cost, '.2f')} (limit {COST_LIMIT:.2f})"
     if _finds(evidence, name):
         return "", ""
-    (found, asked), said = one.reached, ""
-    if one.beyond is not None:
-        said = f"chance may find as many (on average {CHANCE * one.beyond.asked:g})"
+    (found, asked), said, least = one.reached, "", floor(evidence, one.reached[1])
+    more = one.beyond is not None and one.beyond.exceeds_chance(_level(evidence, name))
     if one.length <= evidence.trained and not fails(evidence, name):
         said = "it is not known how far back"
-    elif one.length > evidence.trained and found < (least := floor(evidence, asked)):
+    elif more and one.length > evidence.trained and found < least:
         said = f"up to {one.length:,} tokens back {found} of {asked}, and half as well as nearby is {math.ceil(least)}"
+    elif one.beyond is not None:
+        said = f"chance may find as many (on average {CHANCE * one.beyond.asked:g})"
     return "finds too few", said
 
 
