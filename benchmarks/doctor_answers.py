@@ -33,9 +33,9 @@ from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.record import Diagnosis
 
 NOVELS = ("bleak_house", "middlemarch", "moby_dick")
-FIRST, CHARACTERS, MANY = 20_000, 90_000, 340_000  # the last for eight windows of a model that is known to be good
+FIRST, CHARACTERS, MANY = 20_000, 90_000, 180_000  # the last for four windows of a model that is known to be good
 EXTEND = ("--target", "16384", "--engine", "llama.cpp", "--minutes", "60")
-GOOD = ("--trained-length", "4096", "--target", "8192", "--minutes", "60", "--dtype", "auto")
+GOOD = ("--trained-length", "4096", "--target", "8192", "--minutes", "60", "--windows", "4", "--dtype", "auto")
 SECOND = 700_000  # the first character of the second part of a novel
 
 
