@@ -246,7 +246,7 @@ def test_readmes_python(outliers, tmp_path, monkeypatch, capsys):
     assert names["handle"].attached
 
 
-@pytest.mark.parametrize("method", ["self-extend", "dca", "rerope", "string"])
+@pytest.mark.parametrize("method", ["self-extend", "dca", "rerope", "lampe"])
 def test_outliers_among_special_tokens_are_not_read(outliers, method):
     """At the first tokens of this vocabulary rounding alone moves a logit by more than 5 % of the largest."""
     model = AutoModelForCausalLM.from_pretrained(outliers)

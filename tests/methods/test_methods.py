@@ -38,7 +38,7 @@ def test_the_order_of_tables() -> None:
     """The order decides ties, so it does not change unnoticed."""
     assert list(METHODS) == [
         "plain", "as-is", "pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance",
-        "rerope", "self-extend", "string", "lampe", "dca", "crop",
+        "rerope", "self-extend", "lampe", "dca", "crop",
     ]  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def test_the_methods_of_a_run() -> None:
 
     frequencies = ("pi", "ntk", "dynamic", "yarn", "llama3", "abf", "resonance")
     assert chosen() == ("plain", *frequencies, "crop")
-    attention = ("rerope", "self-extend", "string", "lampe", "dca")
+    attention = ("rerope", "self-extend", "lampe", "dca")
     assert chosen("all") == ("plain", *frequencies, *attention, "crop")
     assert chosen("crop,yarn") == ("plain", "yarn", "crop")
     assert chosen(reach=Reach(256, 256)) == ("plain",)

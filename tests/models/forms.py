@@ -12,7 +12,7 @@ from torch import Tensor
 import ropewalk as rw
 from ropewalk.encodings import ENCODINGS
 from ropewalk.models.attention import Attention
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, YaRN
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, TRAINED, VOCAB = 24, 4, 2, 8, 16, 50
@@ -48,7 +48,7 @@ class Louder(Extension):
 EXTENSIONS: list[Extension] = [
     ReRoPE(window=5), ReRoPE(window=7, log_n=9), SelfExtend(group=3, window=6),
     SelfExtend(group=4, window=5, log_n=6), DualChunk(chunk=6, trained_length=8),
-    DualChunk(chunk=5, trained_length=16, log_n=7), STRING(shift=6, window=2), STRING(shift=5, window=5),
+    DualChunk(chunk=5, trained_length=16, log_n=7),
     LaMPE(window=4, mapped=7, length=19), LaMPE(window=5, mapped=30, length=11), Louder(),
 ]  # fmt: skip
 REMAPPING = [extension for extension in EXTENSIONS if extension.remaps]

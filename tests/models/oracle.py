@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 import ropewalk as rw
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
 from tests.models.forms import Louder
 
 
@@ -19,8 +19,6 @@ def relative(extension: Extension | None, m: int, n: int) -> float | None:
             return min(d, w)
         case SelfExtend(group=g, window=w):
             return d if d < w else m // g - n // g + w - w // g
-        case STRING(shift=s, window=w):
-            return d if d < s else d - s + w
         case LaMPE(window=w, mapped=mapped, length=length):
             place = [math.floor(i * mapped / (length - 1)) for i in range(max(m, w) + 1)]
             return d if d < w else place[m] - place[n] + w - (place[w] + 1)
@@ -34,7 +32,7 @@ def relative(extension: Extension | None, m: int, n: int) -> float | None:
 
 def factor(extension: Extension | None, m: int) -> float:
     """What the logits of query m are multiplied by."""
-    if isinstance(extension, STRING | LaMPE):
+    if isinstance(extension, LaMPE):
         return (0.1 * math.log(2) + 1) ** 2
     if isinstance(extension, Louder):
         return 1 + m / 10

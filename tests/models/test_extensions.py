@@ -17,7 +17,7 @@ from ropewalk.models.attention import Attention
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.forward_inputs import ForwardInputs
 from ropewalk.rope import extensions
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear
 from tests.models.forms import (
     EXTENSIONS,
@@ -35,7 +35,7 @@ from tests.models.forms import (
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 COMPILED = [
-    pytest.param(each, marks=[pytest.mark.thorough] * (each is EXTENSIONS[1] or isinstance(each, STRING)))
+    pytest.param(each, marks=[pytest.mark.thorough] * (each is EXTENSIONS[1]))
     for each in (*{type(each): each for each in reversed(EXTENSIONS)}.values(), EXTENSIONS[1])
 ]  # the first of each class, and a window with a scale
 

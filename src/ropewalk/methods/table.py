@@ -11,19 +11,10 @@ from types import MappingProxyType
 from ropewalk.errors import RopeError
 from ropewalk.methods.ropes import Reach, divisors_of, extended
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import STRING, DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
+from ropewalk.rope.extensions import DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
 from ropewalk.rope.frequencies import smallest_theta
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import (
-    ABF,
-    NTK,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    Resonance,
-    Scaling,
-    YaRN,
-)
+from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, Resonance, Scaling, YaRN
 from ropewalk.rope.values import names_of
 
 ALL = "all"
@@ -55,8 +46,7 @@ class Method:
       lower loss does not show a longer context; the method is a baseline, and never recommended.
     - `equal_below`: the number of first tokens of a row with the same results as under `plain`, which need not be
       computed again; 0 if every token may differ.
-    - `on_request`: measured only by name or with "all". The default choice stays small, because simultaneous intervals
-      grow with the number of methods.
+    - `on_request`: measured only by name or with "all", and no hypothesis of `ropewalk verify`: no engine applies it.
 
     Description
     - `changes`, `costs`: one line each. `source`: an arXiv number, or empty.
@@ -80,11 +70,6 @@ class Method:
     crops: bool = False
     forgets: bool = False
     on_request: bool = False
-
-    @property
-    def scales_frequencies(self) -> bool:
-        """Return whether the method scales frequencies."""
-        return self.scaling is not None
 
     @property
     def in_attention(self) -> bool:
@@ -180,13 +165,6 @@ def _self_extend(reach: Reach) -> SelfExtend:
     window = max(1, reach.trained // 4)
     group = math.ceil(3 * (reach.target - window) / max(1, 2 * reach.trained - 3 * window))
     return SelfExtend(group=max(1, group), window=window)
-
-
-def _string(reach: Reach) -> STRING:
-    """Return a shift of a third of the trained length, or more if that keeps every distance within it."""
-    window = max(1, min(128, reach.trained // 64))
-    shift = max(reach.trained // 3, reach.target - reach.trained + window)
-    return STRING(shift=max(window, min(reach.trained, shift)), window=window)
 
 
 _frequencies = partial(Method, costs="nothing: the tables hold other angles")
@@ -297,15 +275,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         equal_below=lambda reach: max(1, reach.trained // 4),
         look=Look("#44aa99", "--", "v"),
     ),
-    # STRING (An et al. 2024, arXiv:2410.18745): reaches at most twice the trained length.
-    _in_attention(
-        name="string",
-        changes="Shifts far positions back to smaller ones; beyond twice the trained length they are untrained.",
-        source="2410.18745",
-        extension=_string,
-        on_request=True,
-        look=Look("#117733", "-.", "8"),
-    ),
     # LaMPE (arXiv:2508.02308), with the shares in its released code for 4,096 tokens.
     _in_attention(
         name="lampe",
@@ -387,12 +356,12 @@ def chosen_methods(asked: Sequence[str] | None, positions: ModelRopes, reach: Re
         if reach.extends:
             named |= {name for name, method in METHODS.items() if method.in_attention}
             if all(rope.can_be_extended for rope in positions.present_ropes):
-                named |= {name for name, method in METHODS.items() if method.scales_frequencies}
+                named |= {name for name, method in METHODS.items() if method.scaling is not None}
     return tuple(name for name in METHODS if name in named)
 
 
 def default_methods(positions: ModelRopes, reach: Reach) -> tuple[str, ...]:
-    """Return `plain`, `crop`, and every method that config.json can express, except those measured on request.
+    """Return `plain`, `crop`, and every method that config.json can express.
 
     `as-is` is included if the checkpoint has an extension, or a scaling that was not used in training. If the target is
     within the trained length, only `plain` and `as-is` remain.
@@ -403,5 +372,5 @@ def default_methods(positions: ModelRopes, reach: Reach) -> tuple[str, ...]:
     if reach.extends:
         kept |= {name for name, method in METHODS.items() if method.crops}
         if not fixed:
-            kept |= {name for name, method in METHODS.items() if method.scales_frequencies and not method.on_request}
+            kept |= {name for name, method in METHODS.items() if method.scaling is not None}
     return tuple(name for name in METHODS if name in kept)

@@ -20,7 +20,6 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.values import check_whole
 
 __all__ = [
-    "STRING",
     "DualChunk",
     "Extension",
     "LaMPE",
@@ -141,42 +140,6 @@ def log_n_factor(index: Tensor, trained_length: int | None) -> Tensor | float:
 
 LOGIT_SCALE = (0.1 * math.log(2) + 1) ** 2
 """The factor of the released code, which multiplies queries and keys each by 0.1 ln 2 + 1."""
-
-
-@dataclass(frozen=True)
-class STRING(Extension):
-    """STRING: distances from `shift` on are reduced by `shift - window`, to avoid rarely trained large ones.
-
-    Relative position: d = m - n if d < shift, else d - shift + window; logits times `LOGIT_SCALE`. The paper uses it
-    within the trained length L, with shift L / 3 and window 128; with shift = L it reaches 2 L - window tokens.
-    Each key counts once here; the released prefill (not its decoding) counts the key at d = shift twice.
-    Source: An et al. 2024, arXiv:2410.18745, section 4.1; github.com/HKUNLP/STRING.
-
-    >>> import torch
-    >>> far = STRING(shift=256, window=16).regions()[1]
-    >>> (far.query(torch.tensor(900)) - far.key(torch.tensor(100))).item()  # 800 tokens back
-    560
-    """
-
-    shift: int
-    window: int
-
-    def __post_init__(self) -> None:
-        check_tokens("STRING", 1, shift=self.shift, window=self.window)
-        if self.window > self.shift:
-            raise RopeError(
-                "STRING: `window` must not exceed `shift`.",
-                facts={"window": self.window, "shift": self.shift},
-                cure="Choose for example a third of the trained length and 128 tokens, as the authors do.",
-            )
-
-    def regions(self) -> tuple[Region, ...]:
-        back = self.shift - self.window
-        near, far = near_and_far(self.shift)
-        return near, far._replace(query=lambda m: m - back)
-
-    def logit_scale(self, index: Tensor) -> Tensor | float:
-        return LOGIT_SCALE
 
 
 @dataclass(frozen=True)
