@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import rotary_model, windows
+from tests.figures.browser import browser, why_not
 from tests.figures.drawn import check_units, lines
 from tests.oracle import ladder
 
@@ -226,6 +228,19 @@ def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     drawn = {f"{name}{ending}" for name in figures.FIGURES for ending in endings}
     stills = {f"picture-{name}-{scheme}.png" for name in explorer_stills.SHOWN for scheme in ("light", "dark")}
     assert {path.name for path in (ROOT / "docs" / "figures").iterdir()} == drawn | stills
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_stills_show_the_pictures_as_they_are(tmp_path: Path) -> None:
+    """Each is of the explorer's present markup and styles; else run scripts/explorer_stills.py."""
+    with browser() as chromium:
+        for name in explorer_stills.SHOWN:
+            page, digest = explorer_stills.opened(chromium, tmp_path, name, "light")
+            page.close()
+            for scheme in ("light", "dark"):
+                with Image.open(ROOT / "docs" / "figures" / f"picture-{name}-{scheme}.png") as still:
+                    assert still.info.get(explorer_stills.DIGEST) == digest, (name, scheme)
 
 
 # pictures of given numbers
