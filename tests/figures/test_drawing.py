@@ -26,14 +26,12 @@ DRAWN: dict[str, Callable[[], Any]] = {
     "decay": lambda: rw.figures.decay(SMALL, 16, model="tiny", texts=1, tokens=16),
     "maps": lambda: rw.figures.maps(tokens=8, heads=[(0, 1)]),
     "unseen": lambda: rw.figures.unseen(SMALL, 64, rows=8),
-    "ratios": lambda: rw.figures.ratios("phi_3_5_mini"),
     "wavelengths": lambda: rw.figures.wavelengths(["llama_2_7b", SMALL]),
 }
 
 
 EDGES: list[Callable[[], Any]] = [
     lambda: rw.figures.decay(GRID, 16), lambda: rw.figures.unseen("smollm2_135m", 8_193, rows=2),
-    lambda: rw.figures.ratios(SMALL),
 ]  # fmt: skip
 
 
@@ -115,15 +113,8 @@ def test_unseen_cells_are_boxes_and_a_share() -> None:
     assert not cells["PI"].any()
 
 
-def test_ratios_and_wavelengths() -> None:
-    """Each method's ratios, the shipped one thick; wavelengths on the right side of the trained length."""
-    [panel] = rw.figures.ratios_numbers("phi_3_5_mini")["panels"]
-    axes = DRAWN["ratios"]().axes[0]
-    assert list(lines(axes).values())[:5] == [values.tolist() for values in panel["ratios"].values()]
-    assert DRAWN["ratios"]().get_figwidth() > 8  # with one panel, too, space for the title beside the legend
-    widths = [line.get_linewidth() for line in axes.lines[:5]]
-    assert widths[:4] == [min(widths)] * 4
-    assert widths[4] > widths[0]
+def test_wavelengths() -> None:
+    """On the right side of the trained length."""
     axes = DRAWN["wavelengths"]().axes[0]
     values = rw.figures.wavelengths_numbers("llama_2_7b")["rows"][0][1]
     drawn = {str(line.get_label()): list(line.get_xdata()) for line in axes.lines[:3]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from ropewalk.audit.audit import audit
 from ropewalk.figures import (
     decay_numbers,
     maps_numbers,
-    ratios_numbers,
     unseen_numbers,
     wavelengths_numbers,
 )
@@ -145,27 +143,6 @@ def test_unseen_under_each_scaling() -> None:
     assert list(own["cells"])[-1] == "LongRoPE"
     assert own["positions"][-1] == 131_071
     assert (found["mark"], own["mark"]) == ("trained length", "original length")  # Phi-3.5 then trained to 131,072
-
-
-def test_ratios_are_those_of_the_configs() -> None:
-    """Each method by its own formula at one pair; LongRoPE's are one over the config's factors."""
-    found = {
-        panel["title"].partition(":")[0]: panel
-        for panel in ratios_numbers(["llama_3_1_8b", "qwen2_5_7b_yarn", "phi_3_5_mini"])["panels"]
-    }
-    assert {name: (one["own"], one["factor"]) for name, one in found.items()} == {
-        "Llama 3.1 8B": ("llama3", 8.0), "Qwen2.5 7B": ("yarn", 4.0), "Phi-3.5 mini": ("longrope", 32.0)
-    }  # fmt: skip
-    llama = found["Llama 3.1 8B"]["ratios"]
-    np.testing.assert_allclose(llama["pi"], 1 / 8, rtol=1e-12)
-    np.testing.assert_allclose(llama["ntk"], [8 ** (-2 * i / 126) for i in range(64)], rtol=1e-9)
-    turns = 8192 * ladder(5e5, 128) / (2 * np.pi)
-    smooth = np.clip((turns - 1) / 3, 0, 1)
-    np.testing.assert_allclose(llama["llama3"], (1 - smooth) / 8 + smooth, rtol=1e-9)
-    phi = json.loads((FIXTURES / "phi_3_5_mini.json").read_text())
-    np.testing.assert_allclose(
-        found["Phi-3.5 mini"]["ratios"]["longrope"], 1 / np.array(phi["rope_scaling"]["long_factor"]), rtol=1e-9
-    )
 
 
 def test_wavelengths_of_real_models() -> None:

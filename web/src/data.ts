@@ -9,7 +9,6 @@ export interface ExplorerData {
   readonly site: string | null;
   readonly presets: readonly Preset[];
   readonly methods: readonly Method[];
-  readonly families: readonly FamilyRope[];
   readonly encodings: readonly Encoding[];
   readonly heads: Heads;
   readonly pairings: readonly Pairing[];
@@ -33,16 +32,6 @@ export interface Preset {
   /** The config's rule, if it has one. */
   readonly rule: Rule | null;
   readonly methods: Readonly<Record<string, readonly MethodTable[]>>;
-}
-
-/** A family's default rope before any scaling. */
-export interface FamilyRope {
-  readonly name: string;
-  readonly theta: number;
-  readonly pairs: number;
-  readonly interleaved: boolean;
-  /** The family has no default head_dim: 128 features. */
-  readonly assumed: boolean;
 }
 
 /** A method at one factor: the factor of each pair's frequency. */

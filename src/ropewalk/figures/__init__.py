@@ -11,8 +11,6 @@ from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
     from ropewalk.figures.pairs import (
-        ratios,
-        ratios_numbers,
         unseen,
         unseen_numbers,
         wavelengths,
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from ropewalk.figures.scores import decay, decay_numbers, maps, maps_numbers
 
 __all__ = [
-    "decay", "decay_numbers", "maps", "maps_numbers", "ratios", "ratios_numbers", "unseen", "unseen_numbers",
+    "decay", "decay_numbers", "maps", "maps_numbers", "unseen", "unseen_numbers",
     "wavelengths", "wavelengths_numbers",
 ]  # fmt: skip
 

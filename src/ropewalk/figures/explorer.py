@@ -17,7 +17,6 @@ import torch
 from ropewalk.atomic_io import write_whole
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.errors import RopeError
-from ropewalk.families import FAMILIES
 from ropewalk.figures.explorer_model import packed_model
 from ropewalk.figures.inline import css_look, embedded
 from ropewalk.methods import METHODS
@@ -26,49 +25,7 @@ from ropewalk.methods.table import Method
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
-from ropewalk.rope.model_ropes import ModelRopes, Ropes
 from ropewalk.version import __version__
-
-COMMON = {"hidden_size": 4096, "num_attention_heads": 32}
-"""A head of 128 features, for families without a default head_dim."""
-
-
-def family_entries() -> list[dict[str, Any]]:
-    """Return theta and pairs of each family's rope before any scaling, in alphabetical order.
-
-    Ropes of several axes, and families that require more than a head_dim, are left out. `assumed`: the head_dim is
-    that of `COMMON`.
-
-    >>> next(entry for entry in family_entries() if entry["name"] == "gpt_oss")["theta"]
-    150000.0
-    """
-    entries = []
-    for name in sorted(FAMILIES):
-        assumed = False
-        ropes = _ropes({"model_type": name})
-        if ropes is None:
-            assumed, ropes = True, _ropes({"model_type": name, **COMMON})
-        for label, rope in (ropes or {}).items():
-            if rope is not None and rope.num_axes == 1 and isinstance(rope.theta, float) and rope.inv_freq is None:
-                title = name if label is None else f"{name}, {label.replace('_', ' ')}"
-                entries.append(
-                    {
-                        "name": title,
-                        "theta": rope.theta,
-                        "pairs": rope.pairs,
-                        "interleaved": rope.interleaved,
-                        "assumed": assumed,
-                    }
-                )
-    return entries
-
-
-def _ropes(config: dict[str, Any]) -> Ropes | None:
-    try:
-        return ModelRopes.from_hf(config).by_type
-    except RopeError:
-        return None
-
 
 FACTORS = (2, 4, 8, 16, 32)
 """Factors of the tables of methods, which the page shows for a method that it cannot compute."""
@@ -217,14 +174,13 @@ def explorer_data(source: Checkpoint | None = None, *, site: str | None = None) 
     - `site`: the folder of the documentation's pages relative to the page; None if there is none.
 
     >>> sorted(explorer_data())[:2]
-    ['encodings', 'families']
+    ['encodings', 'heads']
     """
     own = [] if source is None else preset_entries(source, f"{source.name} (opened)", "opened")
     return {
         "version": __version__,
         "site": site,
         "presets": [*own, *numbers("presets")],
-        "families": family_entries(),
         "methods": method_entries(),
         "encodings": numbers("encodings"),
         "heads": numbers("heads"),

@@ -1,4 +1,4 @@
-"""Figures of a rope's pairs: unseen angles, frequency ratios, and wavelengths of published models."""
+"""Figures of a rope's pairs: unseen angles, and wavelengths of published models."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from ropewalk.figures.style import (
     caption,
     fit,
     heat,
-    legend,
     length_ticks,
-    look_of,
     panel,
     style,
     tokens,
@@ -208,98 +206,6 @@ def _share(share: float) -> str:
     ('0 %', 'below 0.1 %', '41.3 %')
     """
     return "0 %" if share == 0 else "below 0.1 %" if share < 0.001 else f"{share:.1%}".replace("%", " %")
-
-
-def ratios(configs: Any) -> Figure:
-    """Draw each pair's scaled over unscaled frequency, under every method at the factor of the config's scaling.
-
-    The line of the config's own scaling is thick.
-
-    **Arguments:**
-    - `configs`: a config as for `rw.figures.unseen`, with a trained length, or a list of them: a panel for each.
-
-    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a rope that no method extends.
-
-    >>> import ropewalk as rw
-    >>> figure = rw.figures.ratios(["llama_3_1_8b", "phi_3_5_mini"])
-    """
-    shown = ratios_numbers(configs)
-    panels = shown["panels"]
-    with style():
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-        from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullFormatter, NullLocator
-
-        figure = Figure(figsize=fit((2.0 + 3.3 * max(2, len(panels)), 4.5), (4.3, 1.2 + 2.1 * len(panels))))
-        grid = figure.subplots(*fit((1, len(panels)), (len(panels), 1)), squeeze=False).ravel()
-        drawn = list(dict.fromkeys(name for one in panels for name in one["ratios"]))
-        for axes, one in zip(grid, panels, strict=True):
-            axes.set_yscale("log", base=2)
-            for name, values in one["ratios"].items():
-                look, own = look_of(name), name == one["own"]
-                axes.plot(
-                    range(len(values)), values, color=look.color, linestyle=look.line, marker=look.marker,
-                    markersize=4, markevery=max(1, len(values) // 10), linewidth=3.2 if own else 1.5,
-                    zorder=4 if own else 3,
-                    label=NAMES.get(name, name),
-                )  # fmt: skip
-            axes.axhline(1 / one["factor"], color=QUIET, linewidth=1, linestyle="--", zorder=1)
-            ticks = [1.0]
-            while ticks[-1] > 1 / one["factor"]:
-                ticks.append(ticks[-1] / 2)
-            low = min(float(min(values)) for values in one["ratios"].values())
-            while ticks[-1] > low:
-                ticks.append(ticks[-1] / 2)
-            axes.yaxis.set_major_locator(FixedLocator(ticks))
-            axes.yaxis.set_major_formatter(FuncFormatter(_fraction))
-            axes.yaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.xaxis.set_major_locator(MultipleLocator(16 if len(values) > 32 else 8))
-            panel(axes, one["title"])
-            axes.set_xlabel("pair (fastest first)")
-        grid[fit(0, len(panels) // 2)].set_ylabel("frequency / unscaled frequency (no unit)")
-        caption(figure, "What each scaling does to each pair's frequency", shown["note"])
-        handles = [
-            Line2D([], [], color=look.color, linestyle=look.line, marker=look.marker)  # type: ignore[arg-type]
-            for look in map(look_of, drawn)
-        ]
-        legend(figure, grid[-1], handles, [NAMES.get(name, name) for name in drawn], columns=3)
-        return figure
-
-
-def ratios_numbers(configs: Any) -> dict[str, Any]:
-    """Return what `ratios` draws, by its arguments.
-
-    **Returns:** "panels", for each config "title", "ratios" (by method, `[pairs]`), "own" (its own method or None)
-    and "factor"; "note".
-
-    >>> import ropewalk as rw
-    >>> [panel] = rw.figures.ratios_numbers("llama_3_1_8b")["panels"]
-    >>> panel["own"], panel["factor"], float(panel["ratios"]["pi"][0])
-    ('llama3', 8.0, 0.125)
-    """
-    panels = []
-    for config in listed(configs):
-        source = opened(config)
-        rope = main_rope(source)
-        trained, wanted = lengths(rope)
-        base = frequencies(rope.unscaled())
-        factor = stated_factor(rope.scaling, wanted / trained)
-        length = round(trained * factor)
-        ropes = {one: method_named(one).rope(rope.unscaled(), Reach(trained, length)) for one in METHODS}
-        own = own_name(rope)
-        if own is not None:
-            ropes[own] = rope
-        panels.append(
-            {
-                "title": f"{source.name}: from {trained:,} tokens, factor {factor:g}",
-                "ratios": {one: frequencies(used, length) / base for one, used in ropes.items()},
-                "own": own,
-                "factor": factor,
-            }
-        )
-    own = "Thick: the scaling of the published model. The others: at" if any(one["own"] for one in panels) else "At"
-    return {"panels": panels, "note": f"{own} the same factor, with usual bounds."}
 
 
 def wavelengths(configs: Any) -> Figure:

@@ -1,4 +1,4 @@
-import type { FamilyRope, Preset } from "../data.ts";
+import type { Preset } from "../data.ts";
 import { firstPreset } from "../methods.ts";
 import type { Picture } from "../picture.ts";
 import { plain, wavelength } from "../rope.ts";
@@ -8,7 +8,6 @@ import { shortTokens, significant, tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
 
 const OWN = "own";
-const FAMILY = "family:";
 
 /** Each pair's tokens per turn and the trained length, of published models and of the reader's own numbers. */
 export const wavelengths: Picture = {
@@ -27,7 +26,6 @@ export const wavelengths: Picture = {
       choices: [
         { value: OWN, label: "Own numbers" },
         ...data.presets.map(({ id, title }) => ({ value: id, label: title, group: "Models" })),
-        ...data.families.map(({ name }) => ({ value: FAMILY + name, label: name, group: "Defaults of families" })),
       ],
     });
     const theta = controls.slider({
@@ -42,21 +40,12 @@ export const wavelengths: Picture = {
     layout(root, [chart.element, text], controls.element);
     return controls.draw(() => {
       const preset = data.presets.find(({ id }) => id === chosen.value);
-      const family = data.families.find(({ name }) => FAMILY + name === chosen.value);
-      for (const one of [theta, dim]) one.element.hidden = preset !== undefined || family !== undefined;
-      trained.element.hidden = preset !== undefined;
-      const ladder = family ? { theta: family.theta, dim: 2 * family.pairs } : { theta: theta.value, dim: dim.value };
+      for (const one of [theta, dim, trained]) one.element.hidden = preset !== undefined;
+      const ladder = { theta: theta.value, dim: dim.value };
       show(chart, text, preset, preset?.invFreq ?? plain(ladder), preset ? preset.trainedLength : trained.value);
-      if (family) text.prepend(inWords(family));
     });
   },
 };
-
-function inWords({ name, theta, pairs, interleaved, assumed }: FamilyRope): string {
-  const pairing = interleaved ? "interleaved" : "half-split";
-  const head = assumed ? " of a head of 128 features" : "";
-  return `${name}: theta ${significant(theta)}, ${pairs} ${pairing} pairs${head}. `;
-}
 
 function show(
   chart: Chart,
