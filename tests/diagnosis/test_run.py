@@ -78,12 +78,11 @@ def test_the_texts_without_text(built_in: bool) -> None:
     assert texts == ([read_text(None)] if built_in else list(default_texts()))
 
 
-@pytest.mark.parametrize("engine", [None, "vllm"])
-def test_a_copy_of_the_built_in_model_has_its_answer(engine: str | None, tmp_path: Path) -> None:
+def test_a_copy_of_the_built_in_model_has_its_answer(tmp_path: Path) -> None:
     """The texts, methods and numbers follow from the weights, not from the name."""
     shutil.copytree(find("tiny"), tmp_path / "copy")
     found = [
-        rw.doctor(str(model), target=512, engine=engine, windows=2, state=tmp_path / str(number), progress=False)
+        rw.doctor(str(model), target=512, windows=1, state=tmp_path / str(number), progress=False)
         for number, model in enumerate(("tiny", tmp_path / "copy"))
     ]
     assert found[0].texts == ("moby_dick",)
@@ -401,11 +400,3 @@ def test_the_last_job_has_every_core() -> None:
     finally:
         torch.set_num_threads(before)
     assert threads == {"short": [2], "long": [2, 4]}
-
-
-def test_one_worker_keeps_every_core() -> None:
-    """Jobs one after the other compute with what torch is set to."""
-    seen: list[int] = []
-    jobs = [Job("plain", number, str(number), Work.of(1)) for number in range(2)]
-    at_once(jobs, lambda job, advance: seen.append(torch.get_num_threads()), workers=1)
-    assert seen == [torch.get_num_threads()] * 2

@@ -81,18 +81,6 @@ def test_loss_rises_past_twice_the_trained_length(tiny: Decoder, moby_dick: str)
     assert min(third, fourth) >= within + 0.1
 
 
-def test_its_quotes_are_those_of_the_doctors_text(tiny: Decoder, moby_dick: str) -> None:
-    """Straightened, the same windows of Moby-Dick cost more than as they are printed."""
-    assert tiny.tokenizer is not None
-    straight = moby_dick.translate(str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''"))
-    assert straight != moby_dick
-    losses = []
-    for text in (moby_dick, straight):
-        windows = held_out_windows([tiny.tokenizer.encode(text[100_000:140_000])], length=TRAINED, limit=16)
-        losses.append(float(loss_by_position(tiny, windows).mean()))
-    assert losses[0] < losses[1] - 0.05
-
-
 def test_it_finds_facts_within_its_trained_length_and_not_beyond(tmp_path: Path) -> None:
     """At 256 tokens most, in windows of 1,024 of a novel that it never saw no more than chance."""
     found = rw.doctor("tiny", target=4 * TRAINED, methods="dca", windows=4, state=tmp_path, progress=False)

@@ -40,6 +40,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_every_page_is_built(site):
     """One HTML file for each page, and for each picture of the explorer on a page."""
     pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
@@ -53,6 +54,7 @@ def test_every_page_is_built(site):
     assert all(path.exists() for path in framed)
 
 
+@pytest.mark.thorough
 def test_nothing_is_fetched_from_elsewhere(site):
     """Scripts, styles, fonts and pictures are in the folder; styles request no address."""
     for page in site.rglob("*.html"):
@@ -63,6 +65,7 @@ def test_nothing_is_fetched_from_elsewhere(site):
         assert not re.search(r"(url\(|@import)[\s\"']*(https?:)?//", style.read_text(encoding="utf-8"))
 
 
+@pytest.mark.thorough
 def test_the_reference_has_every_public_name(site):
     """A heading for each, on one page, with its signature and its docstring's first words."""
     import ropewalk as rw
@@ -98,6 +101,7 @@ def test_every_name_of_the_reference_has_an_example():
     assert without == []
 
 
+@pytest.mark.thorough
 def test_search_and_formulas_need_no_network(site):
     """The search works without a server, KaTeX is in the folder, and no script requests an address."""
     assert (site / "search" / "search_index.js").exists()
@@ -113,6 +117,7 @@ def test_search_and_formulas_need_no_network(site):
         assert not re.search(r"unpkg|jsdelivr|cdnjs|googleapis", page.read_text(encoding="utf-8")), page
 
 
+@pytest.mark.thorough
 def test_the_first_page_has_the_figure_for_light_and_dark(site):
     """Each picture is displayed under one colour scheme only."""
     page = (site / "index.html").read_text(encoding="utf-8")
@@ -122,6 +127,7 @@ def test_the_first_page_has_the_figure_for_light_and_dark(site):
         assert f"front-narrow-{scheme}.svg" in picture
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_the_tables_of_models_can_be_filtered(site):
     """A field finds families by parts of names; without scripts there is no field, and every row is displayed."""
@@ -168,6 +174,7 @@ def test_pages_fit_a_phone(site):
         assert 5 <= shown <= 15
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_it_works_opened_from_its_folder(site):
     """In a browser, formulas are set, the search answers, only the site's files are requested, without errors."""
