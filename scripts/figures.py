@@ -38,7 +38,7 @@ from ropewalk.atomic_io import write_whole
 from ropewalk.diagnosis.evidence import Half
 from ropewalk.diagnosis.rules import rounded
 from ropewalk.figures.inline import night_colors
-from ropewalk.figures.strip import StripRow, draw_strip, finding
+from ropewalk.figures.report import StripRow, draw_strip, finding
 from ropewalk.figures.style import (
     BLUE,
     GREEN,

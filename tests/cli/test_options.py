@@ -1,149 +1,86 @@
-"""Options derived from a settings dataclass: what is typed, what the function gets, and what the help says."""
+"""What is typed: lengths in tokens, paths and lists; and the command line that a record contains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
-from ropewalk.cli.options import TOKENS, Command, command_line, with_options
-from ropewalk.errors import RopeError
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSettings:
-    """One field of each kind that a command may have."""
-
-    text: tuple[Path, ...] | None = field(
-        default=None, metadata={"help": "A text; repeatable.", "type": tuple[Path, ...]}
-    )
-    target: int | None = field(default=None, metadata={"help": "The length wanted.", "unit": "tokens"})
-    block: int = field(default=512, metadata={"help": "Tokens of a block.", "unit": "tokens"})
-    windows: int = field(default=16, metadata={"help": "Windows of each text."})
-    rate: float | None = field(default=None, metadata={"help": "A rate.", "group": "Training"})
-    methods: tuple[str, ...] | None = field(
-        default=None, metadata={"help": "Names.", "commas": True, "option": ("--methods", "--method")}
-    )
-    resume: bool = field(default=False, metadata={"help": "Go on."})
+from ropewalk.cli import doctor as module
+from ropewalk.cli.options import command_line
+from ropewalk.diagnosis.settings import DoctorSettings
+from tests.cli.doctor_runs import doctor, run_command
 
 
-REQUIRED = ["tiny", "--text", "a.txt"]
-CALLS: list[dict[str, Any]] = []
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings that the doctor's command gets; nothing is measured."""
+    calls: list[dict[str, Any]] = []
 
+    def settings(**given: Any) -> DoctorSettings:
+        calls.append(given)
+        raise KeyboardInterrupt
 
-def measure(
-    context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model.")],
-    settings: SampleSettings,
-    trained_length: Annotated[int | None, TOKENS, typer.Option(help="Tokens trained.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="A file.", rich_help_panel="Output")] = None,
-) -> None:
-    """Measure something."""
-    CALLS.append({"model": model, "settings": settings, "trained_length": trained_length, "json_file": json_file})
-    CALLS[-1] |= {"line": command_line(context)}
-
-
-def run(*arguments: str) -> Result:
-    """The sample command on a command line of its own."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=Command)(with_options(measure))
-    CALLS.clear()
-    return CliRunner().invoke(app, [*arguments], prog_name="measure")
-
-
-def settings_of(*arguments: str) -> SampleSettings:
-    result = run(*REQUIRED, *arguments)
-    assert result.exit_code == 0, result.output
-    return CALLS[0]["settings"]
-
-
-def test_a_record_has_the_command_as_it_was_typed():
-    """Without defaults; what is not typed is the dataclass's default. A command's own parameters stay."""
-    assert settings_of() == SampleSettings(text=(Path("a.txt"),))
-    assert CALLS[0]["line"] == "ropewalk measure tiny --text a.txt"
-    typed = "--target 8k --methods yarn,ntk --resume --trained-length 2k --json out.json"
-    run(*REQUIRED, *typed.split())
-    assert (CALLS[0]["trained_length"], CALLS[0]["json_file"]) == (2048, Path("out.json"))
-    assert CALLS[0]["line"] == f"ropewalk measure tiny --text a.txt {typed}"
+    monkeypatch.setattr(module, "DoctorSettings", settings)
+    return calls
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name", "value"),
+    ("typed", "name", "value"),
     [
-        (["--target", "8k"], "target", 8192),
-        (["--block", "1M"], "block", 1_048_576),
-        (["--block", "8_192"], "block", 8192),
-        (["--windows", "3"], "windows", 3),
-        (["--rate", "2e-5"], "rate", 2e-5),
-        (["--methods", "yarn, ntk", "--method", "pi"], "methods", ("yarn", "ntk", "pi")),
-        (["--resume"], "resume", True),
-        (["--text", "b,c.txt"], "text", (Path("a.txt"), Path("b,c.txt"))),
+        ("--target 8k", "target", 8192), ("--target 1M", "target", 1_048_576), ("--target 8_192", "target", 8192),
+        ("--windows 3", "windows", 3), ("--minutes 2e-5", "minutes", 2e-5), ("--resume", "resume", True),
+        ("--methods yarn,ntk --method pi", "methods", ["yarn,ntk", "pi"]),
+        ("--text a.txt --text b,c.txt", "text", [Path("a.txt"), Path("b,c.txt")]),
+        ("--state x", "state", Path("x")), ("", "text", None), ("", "methods", None),
     ],
-    ids=lambda value: "_".join(value) if isinstance(value, list) else None,
-)
-def test_each_kind_of_field_is_read(arguments: list[str], name: str, value: object):
-    """What is typed arrives as the field's type; commas separate only where the field says so."""
-    settings = settings_of(*arguments)
-    assert getattr(settings, name) == value
-    assert type(getattr(settings, name)) is type(value)
+)  # fmt: skip
+def test_what_is_typed_arrives(given: list[dict[str, Any]], typed: str, name: str, value: object) -> None:
+    """With the type of the setting; every other setting has its default."""
+    assert doctor("tiny", *typed.split()) == 130
+    [settings] = given
+    assert settings[name] == value
+    defaults = DoctorSettings()
+    assert all(settings[field] == getattr(defaults, field) for field in settings if field != name)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--target", "8x"], "--target must be a whole number of tokens"),
-        (["--target", "0.3k"], "--target must be a whole number of tokens"),
-        (["--methods", "yarn,,pi"], "--methods contains an empty value"),
-        (["--trained-length", ""], "--trained-length must be a whole number of tokens"),
-    ],
-)
-def test_what_cannot_be_read_is_a_rope_error(arguments: list[str], message: str):
-    """The option, what was given, and what may be: before the function is called."""
-    result = run(*REQUIRED, *arguments)
-    assert isinstance(result.exception, RopeError)
-    assert message in str(result.exception)
-    assert CALLS == []
+@pytest.mark.parametrize("typed", ["--target 8x", "--target 0.3k", "--trained-length=", "--target -"])
+def test_no_number_of_tokens(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The option, and what may be written."""
+    assert doctor("tiny", *typed.split()) == 2
+    error = capsys.readouterr().err
+    assert "is not a whole number of tokens" in error
+    assert typed.partition(" ")[0].rstrip("=") in error
 
 
-def test_the_command_of_a_group_is_printed_with_its_group():
-    """`ropewalk group measure ...`, of which a part alone is no command."""
-    group, app = typer.Typer(name="group"), typer.Typer(add_completion=False, rich_markup_mode=None)
-    group.command()(with_options(measure))
-    group.command("other")(with_options(measure))
+def test_a_record_has_the_command_as_it_was_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without defaults; with its group; paths by their last part, or complete where a value is changed."""
+    lines: list[str] = []
+    (tmp_path / "a.json").write_text("{}")
+
+    def run(context: typer.Context, model: str, target: int = 1, text: list[Path] | None = None,
+            flag: bool = False) -> None:  # fmt: skip
+        lines.extend((command_line(context), command_line(context, leave_out=("text",), changed={"target": 7})))
+
+    app = typer.Typer()
+    group = typer.Typer(name="group")
+    group.command("measure")(run)
+    group.command("other")(run)
     app.add_typer(group)
     app.callback()(lambda: None)
-    CALLS.clear()
-    result = CliRunner().invoke(app, ["group", "measure", *REQUIRED], prog_name="ropewalk")
+    words = ["group", "measure", str(tmp_path / "a.json"), "--text", "b c", "--flag"]
+    result = CliRunner().invoke(app, words, prog_name="ropewalk")
     assert result.exit_code == 0, result.output
-    assert CALLS[0]["line"] == "ropewalk group measure tiny --text a.txt"
+    assert lines[0] == "ropewalk group measure a.json --text 'b c' --flag"
+    assert lines[1] == f"ropewalk group measure {tmp_path / 'a.json'} --target 7 --flag"
 
 
-def test_the_help_is_the_fields_own():
-    """Names, what stands for a value, help and default, under the heading of its group."""
-    output = run("--help").output
-    headings = [line for line in output.splitlines() if line.endswith(":") or line.startswith("  --r")]
-    assert [line.split()[0] for line in headings] == [
-        "Arguments:",
-        "Options:",
-        "--resume",
-        "Training:",
-        "--rate",
-        "Output:",
-    ]
-    text = " ".join(output.split())
-    for part in (
-        "--text PATH A text; repeatable.",
-        "--target TOKENS The length wanted.",
-        "--block TOKENS Tokens of a block. [default: 512]",
-        "--methods, --method TEXT Names.",
-        "--rate FLOAT A rate.",
-        "A model. [required]",
-        "--resume Go on.",
-        "--trained-length TOKENS Tokens trained.",
-    ):
-        assert part in text
-    assert "--no-resume" not in text
+def test_the_help_says_what_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The unit of a length, and the names of an option."""
+    assert run_command("doctor", "--help") == 0
+    output = " ".join(capsys.readouterr().out.split())
+    for part in ("--target TOKENS Desired length", "--methods, --method", "--text FILE", "--resume Resume"):
+        assert part in output

@@ -31,7 +31,14 @@ def test_a_record_becomes_a_report(record: Path, tmp_path: Path, capsys: pytest.
     first, second = tmp_path / "first", tmp_path / "second"
     assert report(record, "--out", first) == 0
     assert f"Report: {first / 'index.html'}" in capsys.readouterr().out
-    assert {path.name for path in first.iterdir()} == {"index.html", "report.json", "facts.svg", "facts.png"}
+    assert {path.name for path in first.iterdir()} == {
+        "index.html",
+        "report.json",
+        "facts.svg",
+        "facts.png",
+        "losses.svg",
+        "losses.png",
+    }
     assert report(first / "report.json", "--out", second) == 0
     assert (first / "index.html").read_bytes() == (second / "index.html").read_bytes()
     assert json.loads((first / "report.json").read_text()) == json.loads(record.read_text())

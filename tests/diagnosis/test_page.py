@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
 
-from ropewalk.diagnosis.page import figure_of, page_of, strip_rows, write_report
+from ropewalk.diagnosis.page import figure_of, page_of, pictures_of, strip_rows, write_report
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT
 from ropewalk.errors import RopeError
-from ropewalk.figures.strip import share_by_distance, strip_text
+from ropewalk.figures.report import share_by_distance, strip_text
+from ropewalk.figures.style import RED, WIDE
 from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis, with_verdict
 from tests.figures.pages import Page
@@ -65,8 +67,8 @@ def test_a_page(found: Diagnosis, what: str) -> None:
     addresses = [value for name in ("src", "href", "action") for value in page.values(name)]
     assert all(value.startswith("#") for value in addresses)
     assert one.verdict.headline in page.words
-    for row in one.rows()[1]:
-        assert all(not cell or cell in page.words for cell in row)
+    for row in one.rows():
+        assert all(not cell or cell in page.words for cell in row.cells.values())
     chosen = one.labels.get(one.verdict.method or "")  # "ntk = dynamic" for ntk
     assert page.values("class").count("best") == (chosen is not None)
     for command in (one.verdict.command, one.verdict.python, one.verdict.next):
@@ -78,7 +80,7 @@ def test_a_page(found: Diagnosis, what: str) -> None:
 
 def test_the_strip_has_a_dot_for_each_fact(found: Diagnosis) -> None:
     """Filled if it was found; the share around a distance lies in its interval, near to the end."""
-    axes = figure_of(found).axes[1]
+    [axes] = figure_of(found).axes
     drawn = [part for part in axes.collections if isinstance(part, PathCollection)]
     filled = sum(len(part.get_offsets()) for part in drawn if len(part.get_facecolors()))
     rows = strip_rows(found)
@@ -108,27 +110,29 @@ def test_the_strip_in_characters(found: Diagnosis) -> None:
     assert "gave up: its loss broke down" in next(line for line in broken if line.startswith(PLAIN)).replace("│", "")
 
 
-def test_a_loss_beyond_its_limit_is_marked(found: Diagnosis) -> None:
-    """In its cell of the table, a bar as long as the loss by its limit."""
-    page = page_of(found)
-    cells = re.findall(r'<td class="bar( over)?" style="--share: (\d+)%">([+-]?[\d.]+)', page)
-    means = [(mean, limit) for one in found.ranked
-             for mean, limit in ((one.loss, LOSS_LIMIT), (one.cost, COST_LIMIT)) if mean]  # fmt: skip
-    assert len(cells) == len(means)
-    for (over, share, said), (mean, limit) in zip(cells, means, strict=True):
-        assert float(said) == pytest.approx(mean.value, abs=0.0051)
-        assert bool(over) == (mean.value > limit)
-        assert int(share) == round(100 * min(1, max(0, mean.value / limit / 3)))
-    assert {over for over, _, _ in cells} == {"", " over"}
+def test_a_loss_beyond_its_limit_is_red(found: Diagnosis) -> None:
+    """A bar as long as the loss, at most three times its limit, with the value; the limit as a line."""
+    picture = pictures_of(found)[1]
+    ranked = [one for one in found.ranked if one.method != PLAIN]
+    for axes, losses, limit in zip(picture.draw(WIDE).axes, zip(*[(one.loss, one.cost) for one in ranked], strict=True),
+                                   (LOSS_LIMIT, COST_LIMIT), strict=True):  # fmt: skip
+        widths = [bar.get_width() for bar in axes.patches]
+        assert widths == pytest.approx([min(max(mean.value, -limit), 3 * limit) for mean in losses])
+        assert [to_hex(bar.get_facecolor()) == RED for bar in axes.patches] == [mean.value > limit for mean in losses]
+        assert list(axes.lines[1].get_xdata()) == [limit, limit]
+        said = [text.get_text() for text in axes.texts if text.get_text() != "//"]  # // cuts a longer bar
+        assert said == [*(f"{mean.value:+.2f}" for mean in losses), f"limit {limit:.2f}"]
+    over = [found.labels[one.method] for one in ranked if one.loss.value > LOSS_LIMIT or one.cost.value > COST_LIMIT]
+    assert all(name in picture.said for name in over)
 
 
 def test_titles_are_the_finding(found: Diagnosis) -> None:
     """What the best methods and plain find."""
-    title = figure_of(found).axes[0].get_title(loc="left")
+    title = figure_of(found).get_suptitle().replace("\n", " ")
     assert title.startswith(found.ranked[0].method)
     assert title.endswith("and plain find no more than chance")
     broken = figure_of(changed(found, "broken"))
-    assert "gave up: its loss broke down" in [text.get_text() for text in broken.axes[1].texts]
+    assert "gave up: its loss broke down" in [text.get_text() for text in broken.axes[0].texts]
     assert figure_of(found)._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
@@ -146,7 +150,7 @@ def test_several_records(found: Diagnosis, tmp_path: Path) -> None:
     assert [page.words.index(text) for text in ("whale", "code")] == sorted(
         page.words.index(t) for t in ("whale", "code")
     )
-    assert page.values("data-figure") == ["compared", "facts", "facts"]
+    assert page.values("data-figure") == ["compared", *2 * ("facts", "losses")]
     ids = page.values("id")
     assert len(ids) == len(set(ids))
     assert Diagnosis.read(out / "report-2.json").to_json() == other.to_json()
@@ -156,7 +160,7 @@ def test_several_records(found: Diagnosis, tmp_path: Path) -> None:
 def test_files_are_written_whole_or_not_at_all(found: Diagnosis, tmp_path: Path) -> None:
     written = write_report(tmp_path / "new", found)
     assert {path.name for path in written.parent.iterdir()} == {
-        "index.html", "report.json", "facts.svg", "facts.png"
+        "index.html", "report.json", "facts.svg", "facts.png", "losses.svg", "losses.png"
     }  # fmt: skip
     assert Diagnosis.read(written.parent / "report.json").to_json() == found.to_json()
     assert not re.search(r"(https?:)?//(?!www\.w3\.org)[a-z]", written.read_text().replace("//www.w3.org", ""))

@@ -49,7 +49,7 @@ def build(chosen: str | None = None) -> typer.Typer:
     """Return the typer application with the command `chosen`, and only the name and help line of the others."""
     import typer
 
-    from ropewalk.cli.options import Command, options, with_options
+    from ropewalk.cli.options import options
 
     app = typer.Typer(
         name="ropewalk",
@@ -67,11 +67,9 @@ def build(chosen: str | None = None) -> typer.Typer:
         module = name.replace("-", "_")
         command = getattr(import_module(f"ropewalk.cli.{module}"), module)
         if isinstance(command, typer.Typer):
-            for part in command.registered_commands:
-                part.cls = Command
             app.add_typer(command)
         else:
-            app.command(name, cls=Command)(with_options(command))
+            app.command(name)(command)
     app.callback(invoke_without_command=True)(options)
     return app
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropewalk.cli.options import command_line
-from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.cli.options import MODEL, command_line, path, tokens
+from ropewalk.diagnosis.settings import DTYPES, DoctorSettings
+from ropewalk.serving.engines import RUNNERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,30 +23,71 @@ _COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "ye
 
 
 def doctor(
-    *,
     context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
-    ] = "tiny",
-    settings: DoctorSettings,
+    model: Annotated[str, typer.Argument(help=MODEL)] = "tiny",
+    target: Annotated[
+        int | None,
+        tokens("Desired length [default: four times the trained length; less if the text or the minutes are too few]."),
+    ] = None,
+    trained_length: Annotated[
+        int | None, tokens("Trained length; overrides the config and the table of families.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        path(
+            "Text to measure on: a UTF-8 file (plain or gzipped) or a folder; repeatable [default: passages of books "
+            "and code].",
+            metavar="FILE",
+        ),
+    ] = None,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--methods",
+            "--method",
+            help='Extension methods, separated by commas; "all" includes those in attention [default: the first three '
+            "of yarn, llama3, dca and ntk that the engine runs].",
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Engine for the model: {', '.join(RUNNERS)}. The best method that it runs is recommended [default: "
+            "the best of all, and the best for engines]."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="End after this many minutes with the best answer so far [default: 10 on a CPU]."),
+    ] = None,
+    windows: Annotated[
+        int | None, typer.Option(help="Most windows of text to read [default: up to 8, until the answer stands].")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the windows and of the facts.")] = 0,
     depth: Annotated[
         bool,
         typer.Option(
             "--map",
             help="Instead of an answer, print which facts are found by the length of the text and their place in it, at"
             " four lengths up to the target, unchanged and under --methods [default: the first].",
-            rich_help_panel="Measurement",
         ),
     ] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all results to this file.", rich_help_panel="Results")
+    dtype: Annotated[
+        str, typer.Option(help=f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 if that is fast here.")
+    ] = "float32",
+    device: Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, ...")] = "cpu",
+    device_map: Annotated[
+        str | None,
+        typer.Option(help="transformers' device_map, instead of --device: auto spreads the layers over the devices."),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write index.html and figures into this folder.", rich_help_panel="Results")
+    json_file: Annotated[Path | None, path("Write all results to this file.", "--json")] = None,
+    report: Annotated[Path | None, path("Write index.html and figures into this folder.")] = None,
+    state: Annotated[
+        Path | None, path("Folder of the saved results [default: in the user's cache].", metavar="FOLDER")
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the same run.")] = False,
 ) -> None:
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
-
     from ropewalk.atomic_io import check_output
     from ropewalk.diagnosis.depth import DepthMap, map_under
     from ropewalk.diagnosis.prepare import prepare
@@ -54,13 +96,18 @@ def doctor(
     from ropewalk.progress import plain_console, shown
     from ropewalk.statistics import counted
 
+    settings = DoctorSettings(
+        target=target, trained_length=trained_length, text=text or None, methods=methods or None, engine=engine,
+        minutes=minutes, windows=windows, seed=seed, dtype=dtype, device=device, device_map=device_map, state=state,
+        resume=resume,
+    )  # fmt: skip
     if json_file is not None:
         check_output(json_file)
     record = json_file
     if report is not None:
-        from ropewalk.diagnosis.page import RECORD, check_folder, write_report
+        from ropewalk.diagnosis.page import FIGURES, MAP, RECORD, check_folder, write_report
 
-        check_folder(report, "map" if depth else "facts")
+        check_folder(report, MAP if depth else FIGURES)
         record = record or report / RECORD
     status = 0
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
@@ -103,13 +150,12 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
 
     from ropewalk.cli.tables import stacked
     from ropewalk.diagnosis.page import strip_rows
-    from ropewalk.figures.strip import strip_text
+    from ropewalk.figures.report import strip_text
 
-    strip, (heads, rows) = strip_text(strip_rows(diagnosis), diagnosis.target), diagnosis.rows()
+    strip = strip_text(strip_rows(diagnosis), diagnosis.target)
     if not console.options.ascii_only and max(map(len, strip)) <= console.width:
         console.file.write("\n".join([*strip, "\n"]))
-    best = diagnosis.labels.get(diagnosis.verdict.method or "")
-    for table in stacked(console, heads[1:], {row[0]: row[1:] for row in rows}, best, names=heads[0]):
+    for table in stacked(console, {row.method: row.cells for row in diagnosis.rows()}, diagnosis.verdict.method):
         console.print(table)
     console.print(Text(f"{diagnosis.terms()}\n"))
     verdict = diagnosis.verdict

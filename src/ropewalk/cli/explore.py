@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ropewalk.cli.options import path
+
 
 def explore(
     source: Annotated[
@@ -16,9 +18,7 @@ def explore(
             help='A model to add: a config.json, a folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the page into this file instead of opening it.", metavar="FILE")
-    ] = None,
+    out: Annotated[Path | None, path("Write the page into this file instead of opening it.", metavar="FILE")] = None,
 ) -> None:
     """Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.
 

@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ropewalk.cli.options import with_options
-from ropewalk.serving.settings import METHOD, OUTPUT, ApplySettings
+from ropewalk.cli.options import MODEL, path, tokens
+from ropewalk.serving.settings import ApplySettings
 
 if TYPE_CHECKING:
     from ropewalk.serving.applying import Exported
-
-
-MODEL = typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
-OUT = typer.Option(
-    help="A folder to write, or a file NEW.gguf or NEW.json (only the config).",
-    show_default=False,
-    rich_help_panel=OUTPUT,
-)
-OVERWRITE = typer.Option("--overwrite", help="Replace an earlier export at --out.", rich_help_panel=OUTPUT)
 
 
 def print_exported(done: Exported) -> None:
@@ -40,17 +31,24 @@ def print_exported(done: Exported) -> None:
 
 
 def apply(
-    *,
-    model: Annotated[str, MODEL],
-    out: Annotated[Path, OUT],
-    settings: ApplySettings,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Use method and lengths of a record of `ropewalk doctor --json`.", rich_help_panel=METHOD
-        ),
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    out: Annotated[Path, path("A folder to write, or a file NEW.gguf or NEW.json (only the config).")],
+    target: Annotated[int | None, tokens("Desired length [default: four times the trained length].")] = None,
+    trained_length: Annotated[
+        int | None, tokens("Trained length in tokens [default: from the config or its family].")
     ] = None,
-    overwrite: Annotated[bool, OVERWRITE] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Extension method, with the name used by `ropewalk doctor` [default: yarn]."),
+    ] = None,
+    length: Annotated[
+        int | None,
+        tokens("Length to state in the config, if it is less than the target [default: the target]."),
+    ] = None,
+    record: Annotated[
+        Path | None, path("Use method and lengths of a record of `ropewalk doctor --json`.", "--from")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export at --out.")] = False,
 ) -> None:
     """Write a folder or .gguf file with a method in its config.
 
@@ -59,6 +57,7 @@ def apply(
     from ropewalk.progress import shown
     from ropewalk.serving import apply as run
 
+    settings = ApplySettings(target=target, trained_length=trained_length, method=method, length=length)
     with shown("extend", lines=True) as progress:
         done = run(model, out, settings, record=record, overwrite=overwrite, progress=progress)
     print_exported(done)
@@ -67,4 +66,4 @@ def apply(
 extend = typer.Typer(
     name="extend", help="Extend a checkpoint's context: apply a method.", no_args_is_help=True, rich_markup_mode=None
 )
-extend.command()(with_options(apply))
+extend.command()(apply)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.options import TOKENS
+from ropewalk.cli.options import path, tokens
 
 
 def inspect(
@@ -19,11 +19,9 @@ def inspect(
             help='A config.json, a Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ] = None,
-    target: Annotated[
-        int | None, TOKENS, typer.Option(help="The target length in tokens [default: 4x trained].")
-    ] = None,
+    target: Annotated[int | None, tokens("The target length in tokens [default: 4x trained].")] = None,
     trained_length: Annotated[
-        int | None, TOKENS, typer.Option(help="Trained length in tokens [default: from the config or its family].")
+        int | None, tokens("Trained length in tokens [default: from the config or its family].")
     ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="OTHER", help="Compare with this model; exit status 1 if attention differs.")
@@ -38,7 +36,7 @@ def inspect(
             "status 1 if a setting has no effect."
         ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
+    json_file: Annotated[Path | None, path("Write the results to this file.", "--json")] = None,
 ) -> None:
     """Describe the rope of a config or a command and its known traps, or compare two; runs no model."""
     from ropewalk.atomic_io import check_output, write_output

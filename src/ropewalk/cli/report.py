@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
+from ropewalk.cli.options import path, read_path
+
 
 def report(
     records: Annotated[
-        list[Path], typer.Argument(help="JSON files of `ropewalk doctor --json` or --report, also of --map.")
+        list[Path],
+        typer.Argument(parser=read_path, help="JSON files of `ropewalk doctor --json` or --report, also of --map."),
     ],
-    out: Annotated[Path, typer.Option(help="Write index.html, report.json and figures into this folder.")],
+    out: Annotated[Path, path("Write index.html, report.json and figures into this folder.")],
 ) -> None:
     """Write the doctor's report from its record, or compare several; runs no model."""
     from ropewalk.atomic_io import check_output

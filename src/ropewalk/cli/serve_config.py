@@ -8,51 +8,32 @@ from typing import Annotated
 
 import typer
 
-from ropewalk.cli.options import TOKENS
+from ropewalk.cli.options import MODEL, path, tokens
 from ropewalk.serving.engines import ENGINES
-from ropewalk.serving.settings import METHOD, OUTPUT
 
 
 def serve_config(
-    model: Annotated[
-        str, typer.Argument(help='A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".')
-    ],
+    model: Annotated[str, typer.Argument(help=MODEL)],
     engine: Annotated[str, typer.Option(help=f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")],
-    method: Annotated[
-        str | None, typer.Option(help="Extension method [default: from --from, else as-is].", rich_help_panel=METHOD)
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="Extension method [default: from --from, else as-is].")] = None,
     target: Annotated[
         int | None,
-        TOKENS,
-        typer.Option(help="Desired length in tokens [default: four times the trained length].", rich_help_panel=METHOD),
+        tokens("Desired length in tokens [default: four times the trained length]."),
     ] = None,
-    factor: Annotated[
-        float | None, typer.Option(help="Multiple of the trained length, instead of --target.", rich_help_panel=METHOD)
-    ] = None,
+    factor: Annotated[float | None, typer.Option(help="Multiple of the trained length, instead of --target.")] = None,
     records: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--from",
-            help="A record of `ropewalk doctor --json`; several give the cost by factor.",
-            rich_help_panel=METHOD,
-        ),
+        path("A record of `ropewalk doctor --json`; several give the cost by factor.", "--from"),
     ] = None,
     length: Annotated[
         int | None,
-        TOKENS,
-        typer.Option(
-            help="Context of the engine, if less than the target [default: from --from, else the target].",
-            rich_help_panel=METHOD,
-        ),
+        tokens("Context of the engine, if less than the target [default: from --from, else the target]."),
     ] = None,
     trained_length: Annotated[
         int | None,
-        TOKENS,
-        typer.Option(help="Trained length in tokens [default: from the config].", rich_help_panel=METHOD),
+        tokens("Trained length in tokens [default: from the config]."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write everything to this file.", rich_help_panel=OUTPUT)
-    ] = None,
+    json_file: Annotated[Path | None, path("Write everything to this file.", "--json")] = None,
 ) -> None:
     """Print the commands, flags and files to serve an extended model, and the engine's caveats.
 

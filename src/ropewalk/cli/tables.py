@@ -41,25 +41,26 @@ def finding_line(finding: Finding) -> Text:
     return line.append(f"{finding.message} {finding.cure}", style="default")
 
 
-def stacked(
-    console: Console, heads: Sequence[str], rows: Mapping[str, Sequence[str]], best: str | None = None, *, names: str
-) -> list[Table]:
+def stacked(console: Console, rows: Mapping[str, Mapping[str, str]], best: str | None = None) -> list[Table]:
     """Return one table, or several if the columns do not fit into the width of the console.
 
-    `rows` by their names; `names` is the head of these. Cells of a column that does not fit next to the names are
-    folded, so numbers are never cut.
+    `rows`: the cells of each by the heads of their columns, by a key; that of `best` is green. The first column is in
+    every table. Cells of a column that does not fit next to it are folded, so numbers are never cut.
     """
     from rich.box import SIMPLE_HEAD
     from rich.measure import Measurement as Width
     from rich.table import Table
 
+    first, *heads = next(iter(rows.values()))
+
     def table(start: int, end: int) -> Table:
         made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        made.add_column(names, overflow="fold")
+        made.add_column(first, overflow="fold")
         for head in heads[start:end]:
             made.add_column(head, justify="right", overflow="fold")
-        for name, cells in rows.items():
-            made.add_row(name, *cells[start:end], style="bold green" if name == best else None)
+        for key, cells in rows.items():
+            shown = [cells[head] for head in (first, *heads[start:end])]
+            made.add_row(*shown, style="bold green" if key == best else None)
         return made
 
     unlimited = console.options.update(max_width=10_000)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ropewalk.cli.options import path
+
 
 def vectors(
     sources: Annotated[
@@ -16,7 +18,7 @@ def vectors(
             help='Each a config.json, a Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Write NAME.json and NAME.safetensors into this folder.")] = Path("vectors"),
+    out: Annotated[Path, path("Write NAME.json and NAME.safetensors into this folder.")] = Path("vectors"),
 ) -> None:
     """Write the conformance vectors of a config: files to test an engine's rotation in any language."""
     from ropewalk.audit.vectors import conformance_vectors

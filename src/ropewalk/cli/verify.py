@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropewalk.cli.options import TOKENS, command_line
+from ropewalk.cli.options import command_line, path, tokens
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ropewalk.verification.outcome import Verification
 
 SHOWN = 12  # rows of the table; --json contains all
-PROMPTS, OUTPUT = "Prompts", "Output"  # headings of options
 
 
 def verify(
@@ -38,51 +37,34 @@ def verify(
             "(vllm@PYTHON: in the Python of a different environment)."
         ),
     ] = None,
-    golden: Annotated[
-        Path | None, typer.Option(help="Check the engine with the predictions of this file, without a model.")
-    ] = None,
+    golden: Annotated[Path | None, path("Check the engine with the predictions of this file, without a model.")] = None,
     write: Annotated[
-        Path | None, typer.Option(help="Write the model's predictions to this file for --golden, without an engine.")
+        Path | None, path("Write the model's predictions to this file for --golden, without an engine.")
     ] = None,
     expect: Annotated[
         str | None, typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: from the config].')
     ] = None,
     up_to: Annotated[
         int | None,
-        TOKENS,
-        typer.Option(
-            help="Longest prompt of the verdict, in tokens [default: the trained length, at most 1k].",
-            rich_help_panel=PROMPTS,
-        ),
+        tokens("Longest prompt of the verdict, in tokens [default: the trained length, at most 1k]."),
     ] = None,
-    max_tokens: Annotated[
-        int, TOKENS, typer.Option(help="Longest prompt to send, in tokens.", rich_help_panel=PROMPTS)
-    ] = 4096,
-    text: Annotated[
-        Path | None, typer.Option(help="UTF-8 file for prompts [default: a novel].", rich_help_panel=PROMPTS)
-    ] = None,
+    max_tokens: Annotated[int, tokens("Longest prompt to send, in tokens.")] = 4096,
+    text: Annotated[Path | None, path("UTF-8 file for prompts [default: a novel].")] = None,
     wait: Annotated[
         float, typer.Option(help="Seconds to wait for a server that is not reached yet, or that is loading.", min=0.0)
     ] = 3.0,
     served_name: Annotated[
         str | None, typer.Option(help="The model's name on the server [default: the first in its list].")
     ] = None,
-    trained_length: Annotated[
-        int | None, TOKENS, typer.Option(help="Trained length in tokens [default: from the config].")
-    ] = None,
+    trained_length: Annotated[int | None, tokens("Trained length in tokens [default: from the config].")] = None,
     device_map: Annotated[
         str | None, typer.Option(help='Spread a large model over devices with transformers, such as "auto".')
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder to save our own predictions for the next check [default: the user's cache].",
-            rich_help_panel=OUTPUT,
-        ),
+        path("Folder to save our own predictions for the next check [default: the user's cache]."),
     ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all results to this file.", rich_help_panel=OUTPUT)
-    ] = None,
+    json_file: Annotated[Path | None, path("Write all results to this file.", "--json")] = None,
 ) -> None:
     """Determine which rotary embedding an engine applies to a model.
 
@@ -196,16 +178,18 @@ def print_verification(console: Console, verification: Verification) -> None:
     from ropewalk.cli.tables import stacked
 
     console.print(Text(f"{verification.model} in {verification.engine}: {verification.verdict.sentence}", style="bold"))
-    rows = {}
-    for standing in [standing for standing in verification.hypotheses if standing.misfit is not None][:SHOWN]:
-        lean = "" if standing.lean is None else f"{standing.lean:+.2f} ±{standing.lean_half or 0.0:.2f}"
-        rows[standing.name] = [f"{standing.misfit:.4f}", lean, str(standing.questions)]
-    heads = ["misfit (nats)", "lean", "prompts"]
-    for columns in ((0, 1, 2), (0, 1)) if rows else ():  # as many as fit; `--json` has all
-        least = len(columns) == 2
+    standings = [standing for standing in verification.hypotheses if standing.misfit is not None][:SHOWN]
+    for heads in (
+        (("misfit (nats)", "lean", "prompts"), ("misfit (nats)", "lean")) if standings else ()
+    ):  # as many as fit
+        least = len(heads) == 2
         width = max(8, console.width - 34) if least else 1000  # of the names next to two columns of numbers
-        cells = {fill(name, width): [row[column] for column in columns] for name, row in rows.items()}
-        tables = stacked(console, [heads[column] for column in columns], cells, names="hypothesis")
+        rows = {}
+        for one in standings:
+            lean = "" if one.lean is None else f"{one.lean:+.2f} ±{one.lean_half or 0.0:.2f}"
+            values = dict(zip(heads, (f"{one.misfit:.4f}", lean, str(one.questions)), strict=False))
+            rows[one.name] = {"hypothesis": fill(one.name, width), **values}
+        tables = stacked(console, rows)
         if len(tables) == 1 or least:
             console.print(tables[0])
             break

@@ -126,9 +126,14 @@ class DepthMap(Measurement):
 
     @property
     def headline(self) -> str:
-        """Return what each method finds, by the length of the text, in one sentence."""
-        said = "; ".join(f"{method} {self.by_length(method)}" for method in self.answers)
-        return f"Facts found in texts by their length: {said}. Chance is one in four."
+        """Return what each method finds in texts beyond the trained length, if there are any, in one sentence."""
+        trained, beyond = self.trained_length, self.target > self.trained_length
+        counts = {method: self.found(method, lambda at, _: at > trained or not beyond) for method in self.answers}
+        best = sorted(counts, key=lambda method: -counts[method].share)
+        said = [f"{name} {counts[name]}" if number else f"{name} finds {counts[name]} facts"
+                for number, name in enumerate(best)]  # fmt: skip
+        where = f"longer than {trained:,}" if beyond else f"of up to {self.target:,}"
+        return f"In texts {where} tokens, {', '.join(said)}."
 
     @property
     def sentences(self) -> list[str]:
@@ -143,8 +148,6 @@ class DepthMap(Measurement):
                     f"{method}, texts up to {trained:,} tokens: it finds {early} facts in the first {first} tokens, "
                     f"and {later} later."
                 )
-            for length in [one for one in self.lengths if early.asked and one < trained]:
-                said.append(self._two_places(method, length))
             near = count(lambda at, fact: at == trained and fact.start >= first)
             longer = count(lambda at, fact: at - fact.start <= trained < at)
             if near.asked and longer.asked:
@@ -154,18 +157,6 @@ class DepthMap(Measurement):
                     f"ones; farther back {far}."
                 )
         return said
-
-    def _two_places(self, method: str, length: int) -> str:
-        """Return what is found about so many tokens back, at the beginning of a text and in the middle of another."""
-        early = self.found(method, lambda at, fact: at == length and fact.start < self.beginning)
-        later = self.found(
-            method,
-            lambda at, fact: length < at <= self.trained_length and abs(at - fact.start - length) <= at / 10,
-        )
-        return (
-            f"{method}, about {length:,} tokens back: {early} if these are the first of the text, {later} in the "
-            "middle of a longer one."
-        )
 
     def table(self, method: str) -> list[list[str]]:
         """Return the head and the rows of a method's table."""
@@ -331,8 +322,8 @@ def map_under(
     with ledger.at_work(), shown("doctor", progress) as display:
         count = counted(len(windows), "window")
         spans = f"{windows[-1][0].length:,} to {target:,} tokens under {', '.join(methods)}"
-        notes = [f"Resumed: {counted(saved, 'result')} saved before." if saved else "", pace.busy or ""]
-        for note in filter(None, [*notes, f"The map takes about {duration(needed)}: {count} of {spans}."]):
+        notes = [f"Resumed: {counted(saved, 'result')} saved before."] if saved else []
+        for note in [*notes, f"The map takes about {duration(needed)}: {count} of {spans}."]:
             say(display, note)
         due = share_of([job for job in jobs if job.key not in ledger])
         expect(display, sum(job.work.tokens for job in due))
@@ -348,7 +339,7 @@ def map_under(
         windows=tuple(window for window, _, _ in windows),
         answers={name: tuple(tuple(map(tuple, rows)) for rows in of) for name, of in read.items()},
         environment=environment_of(reader, digest, opened.dtype_choice, time.perf_counter() - began),
-        notes=(*([] if opened.scaling is None else [str(opened.scaling["sentence"])]), *notes[: bool(saved)]),
+        notes=(*([] if opened.scaling is None else [str(opened.scaling["sentence"])]), *notes),
     )  # fmt: skip
 
 

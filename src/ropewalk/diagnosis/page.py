@@ -17,9 +17,8 @@ from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Standing
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT, rounded
-from ropewalk.figures.depth import draw_map
 from ropewalk.figures.inline import inline_svg, night_colors
-from ropewalk.figures.strip import StripRow, draw_strip, finding
+from ropewalk.figures.report import LossRow, StripRow, draw_bars, draw_map, draw_strip, finding
 from ropewalk.figures.style import NARROW, WIDE, look_of, render
 from ropewalk.imports import need
 from ropewalk.statistics import counted
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 PAGE, RECORD = "index.html", "report.json"
 Record = Diagnosis | DepthMap
 NAMED = 3  # methods in a title
-SCALE = 3  # limits of a loss: the width of a table's cell
+FIGURES, MAP = ("facts", "losses"), ("map",)  # files of the figures of a diagnosis and of a map
 
 
 @dataclass(frozen=True)
@@ -73,30 +72,56 @@ def _title(diagnosis: Diagnosis) -> str:
     return "No method was asked" if near is None else f"Unchanged, it finds {near.found} of {near.asked} facts"
 
 
-def picture_of(record: Record) -> Picture:
-    """Return the figure of a record."""
+def pictures_of(record: Record) -> list[Picture]:
+    """Return the figures of a record, the main one first."""
     if isinstance(record, Diagnosis):
         rows, title = strip_rows(record), _title(record)
         found = "; ".join(f"{row.name} {row.count}" for row in rows if row.count)
-        return _strip("facts", rows, record.target, title, f"{title}. Found: {found}. Chance is one in four.")
-    panels = [(f"{method}:\n{record.by_length(method)}", record.cells(method)) for method in record.answers]
-    return Picture(
-        "map", record.headline,
-        "Facts found of those asked, by the length of the text and the place of the fact in it. The line is the "
-        "trained length. In brackets: not more than chance, one in four, explains.",
+        strip = _strip(FIGURES[0], rows, record.target, title, f"{title}. Found: {found}. Chance is one in four.")
+        return [strip, *_losses(record)]
+    panels = [(f"{method}: {record.by_length(method)}", record.cells(method)) for method in record.answers]
+    return [Picture(
+        MAP[0], record.headline,
+        "Each cell: the facts found of those asked, by the length of the text and the place of the fact in it; bright: "
+        "all, dark: as many as by chance, one in four. Brackets: chance explains the count.",
         lambda size: draw_map(panels, record.lengths, record.depths, record.trained_length, cell_text, size,
-                              f"Facts that {record.name} finds"),
-    )  # fmt: skip
+                              record.headline),
+    )]  # fmt: skip
 
 
 def _strip(name: str, rows: Sequence[StripRow], target: int, title: str, said: str) -> Picture:
     caption = (
-        "Each dot is a fact, each line of dots a window of text. The curve is the share found around each distance (a "
-        "Gaussian kernel, a twentieth of the width), its band the 95 % interval of independent facts. Shaded: farther "
-        "back than the trained length. How far back: where finding falls half-way to chance by a fitted curve; to the "
-        "end, if the curve does not fall before the last fact."
+        "Each dot is a fact hidden in the text, filled if the model finds it when asked at the end; a line of dots is "
+        "a window of text. Curves: the share found around each distance, with 95 % intervals as bands."
     )
     return Picture(name, said, caption, lambda size: draw_strip(rows, target, title, size))
+
+
+def _losses(diagnosis: Diagnosis) -> list[Picture]:
+    """Return the figure of the losses against their limits, if any was measured."""
+    rows = [
+        LossRow(name=diagnosis.labels[one.method], look=look_of(one.method),
+                losses=[mean and mean.value for mean in (one.loss, one.cost)],
+                missing="gave up" if one.broken else "not measured")
+        for one in diagnosis.ranked if one.method != PLAIN
+    ]  # fmt: skip
+    limits = LOSS_LIMIT, COST_LIMIT
+    over = [
+        row.name
+        for row in rows
+        if any(value is not None and value > limit for value, limit in zip(row.losses, limits, strict=True))
+    ]
+    if not any(value is not None for row in rows for value in row.losses):
+        return []
+    names = f"{', '.join(over[:-1])} and {over[-1]}" if over[1:] else "".join(over) or "No method"
+    title = f"{names} predict{'' if over[1:] else 's'} the text worse than the limits allow"
+    trained = diagnosis.trained_length
+    panels = [("extra loss against a cut prompt", LOSS_LIMIT), (f"cost within {trained:,} tokens", COST_LIMIT)]
+    caption = (
+        "How much worse each method predicts the text: beyond the trained length than with only its last tokens, and "
+        "within it than the unchanged model. Red: more than the limit, so the method is not the answer."
+    )
+    return [Picture(FIGURES[1], title, caption, lambda size: draw_bars(rows, panels, title, size))]
 
 
 def figure_of(record: Record) -> Figure:
@@ -105,7 +130,7 @@ def figure_of(record: Record) -> Figure:
     Raises `RopeError` if the extra `figures` is not installed.
     """
     need("matplotlib", extra="figures")
-    figure: Any = picture_of(record).draw(WIDE)
+    figure: Any = pictures_of(record)[0].draw(WIDE)
     figure._repr_png_ = lambda: render(figure, "png")
     made: Figure = figure
     return made
@@ -132,7 +157,7 @@ def page_of(*records: Record) -> str:
 
 
 _EMPTY: dict[str, Any] = {
-    "title": "", "headline": "", "action": "", "reasons": (), "tables": (), "bars": {}, "best": None, "terms": "",
+    "title": "", "headline": "", "action": "", "reasons": (), "tables": (), "best": None, "terms": "",
     "lines": (), "answers": (), "measured": "", "looks": (), "audit": (), "environment": (),
 }  # fmt: skip
 
@@ -150,8 +175,8 @@ def _comparison(records: Sequence[Diagnosis]) -> dict[str, Any]:
     rows, table, reaches = [], [heads], dict[str, int | None]()
     for one, words in zip(records, told, strict=True):
         name, method = ", ".join(words[number] for number in apart), one.verdict.method or PLAIN
-        cells = {row[0]: dict(zip(one.rows()[0], row, strict=True)) for row in one.rows()[1]}
-        row, plain = cells[one.labels[method]], cells[one.labels[PLAIN]]
+        cells = {row.method: row.cells for row in one.rows()}
+        row, plain = cells[method], cells[PLAIN]
         values = [row.get("finds beyond", ""), plain.get("finds beyond", ""), row.get("extra loss", ""), row["cost"]]
         table.append([name, one.verdict.headline, method, *values])
         strip = next(row for row in strip_rows(one) if row.name == one.labels[method])
@@ -159,28 +184,22 @@ def _comparison(records: Sequence[Diagnosis]) -> dict[str, Any]:
         reaches[name] = _reach(one.evidence.standings[method])
     title = finding(reaches)
     picture = _strip("compared", rows, max(one.target for one in records), title, title)
-    return {**_EMPTY, "figure": _inline(picture), "tables": [table], "headline": f"{title}."}
+    return {**_EMPTY, "figures": [_inline(picture)], "tables": [table], "headline": f"{title}."}
 
 
 def _section(record: Record, suffix: str) -> dict[str, Any]:
     """Return the parts of a record's section; `suffix` keeps the ids of its figures apart."""
-    common = {**_EMPTY, "title": record.name, "figure": _inline(picture_of(record), suffix),
+    common = {**_EMPTY, "title": record.name, "figures": [_inline(one, suffix) for one in pictures_of(record)],
               "environment": [[name, str(value)] for name, value in record.environment.items()]}  # fmt: skip
     if isinstance(record, DepthMap):
         return {**common, "headline": record.headline, "reasons": record.sentences, "lines": record.notes,
-                "tables": [record.table(method) for method in record.answers], "terms": record.terms}  # fmt: skip
-    heads, rows = record.rows()
-    limits = {"extra loss": LOSS_LIMIT, "cost": COST_LIMIT}
-    bars = {
-        (record.labels[one.method], heads.index(head)): (mean.value / (SCALE * limit), mean.value > limit)
-        for one in record.ranked for (head, limit), mean in zip(limits.items(), (one.loss, one.cost), strict=True)
-        if mean and head in heads
-    }  # fmt: skip
+                "terms": record.terms}  # fmt: skip
+    rows = record.rows()
     verdict = record.verdict
     return {
         **common, "headline": verdict.headline, "action": verdict.action, "reasons": verdict.reasons,
-        "tables": [[heads, *rows]], "bars": bars, "best": record.labels.get(verdict.method or ""),
-        "terms": f"{record.terms()} Bars: the losses; the lines are the limits, {LOSS_LIMIT:.2f} and {COST_LIMIT:.2f}.",
+        "tables": [[[*rows[0].cells], *([*row.cells.values()] for row in rows)]],
+        "best": record.labels.get(verdict.method or ""), "terms": record.terms(),
         "lines": [*([record.scaling["sentence"]] if record.scaling else []), *record.notes],
         "answers": [one for one in (verdict, verdict.beside) if one], "measured": how_measured(record),
         "looks": [[counted(one.windows, "window"), one.headline, f"{one.seconds:g}"] for one in record.looks],
@@ -216,38 +235,40 @@ def how_measured(diagnosis: Diagnosis) -> str:
     return f"{said} Asked after {trained:,} tokens, the unchanged model finds {control.found} of {control.asked}."
 
 
-def _files(folder: Path, figure: str, suffix: str = "") -> dict[str, Path]:
-    """Return the record and figures that a report writes, by kind; raise `RopeError` for a file that is not ours."""
-    names = (f"{Path(RECORD).stem}{suffix}.json", *(f"{figure}{suffix}.{kind}" for kind in ("svg", "png")))
-    for name in names:
-        check_output(folder / name, new_folder=True)
-    return {name.rpartition(".")[2]: folder / name for name in names}
+def _files(folder: Path, figures: Sequence[str], suffix: str = "") -> tuple[Path, list[dict[str, Path]]]:
+    """Return the files of the record and of each figure, by kind; raise `RopeError` for a file that is not ours."""
+    record = folder / f"{Path(RECORD).stem}{suffix}.json"
+    drawn = [{kind: folder / f"{name}{suffix}.{kind}" for kind in ("svg", "png")} for name in figures]
+    for path in (record, *(path for of in drawn for path in of.values())):
+        check_output(path, new_folder=True)
+    return record, drawn
 
 
-def check_folder(folder: Path, figure: str = "facts") -> None:
+def check_folder(folder: Path, figures: Sequence[str] = FIGURES) -> None:
     """Raise `RopeError`, before any work is done, if the folder cannot be written or a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
     check_output(as_path(folder, "report") / PAGE, new_folder=True)
-    _files(as_path(folder, "report"), figure)
+    _files(as_path(folder, "report"), figures)
 
 
 def write_report(folder: Path, *records: Record) -> Path:
-    """Write index.html, report.json and the figure as .svg and .png into `folder`; return the page's path.
+    """Write index.html, report.json and each figure as .svg and .png into `folder`; return the page's path.
 
     The files of a second and later record have their number: report-2.json, facts-2.svg.
 
     Everything is rendered before the first file is written. Raises `RopeError` as `check_folder`.
     """
-    check_folder(folder, picture_of(records[0]).name)
+    check_folder(folder, ())
     folder, content = as_path(folder, "report"), dict[Path, str | bytes]()
     for number, record in enumerate(records, 1):
-        picture = picture_of(record)
-        files = _files(folder, picture.name, f"-{number}" if number > 1 else "")
-        content[files.pop("json")] = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
+        pictures = pictures_of(record)
+        file, drawn = _files(folder, [one.name for one in pictures], f"-{number}" if number > 1 else "")
+        content[file] = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
         with _missing_glyphs():
-            drawn = picture.draw(WIDE)
-            content |= {path: render(drawn, kind) for kind, path in files.items()}
+            for picture, paths in zip(pictures, drawn, strict=True):
+                figure = picture.draw(WIDE)
+                content |= {path: render(figure, kind) for kind, path in paths.items()}
     content[folder / PAGE] = page_of(*records)
     for path, text in content.items():
         write_output(path, text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +31,6 @@ TRIAL = 1024  # most tokens of the trial
 SLOWER = 1.3  # attention's time for an operation over that of a matrix product
 IN_ATTENTION = 1.2  # time of a method in attention over plain's
 SHARED = 1.1  # slowdown of a job while others run, each on its share of the cores
-BUSY = 0.7  # of its cores: with less processor time, the machine is busy with other work
 Clock = Callable[[], float]
 
 
@@ -227,26 +225,15 @@ def _check_finite(losses: Losses, method: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """Seconds of one worker for each token, and for each pair of a query and a key.
-
-    - `cores`: the share of its cores that the trial got.
-    """
+    """Seconds of one worker for each token, and for each pair of a query and a key."""
 
     per_token: float
     per_pair: float
-    cores: float = 1.0
 
     def of_job(self, job: Job) -> float:
         """Return the seconds of one worker for a job."""
         seconds = self.per_token * job.work.tokens + self.per_pair * job.work.pairs
         return (IN_ATTENTION if METHODS[job.method].in_attention else 1.0) * seconds
-
-    @property
-    def busy(self) -> str | None:
-        """Return a sentence if the machine is busy with other work, else None."""
-        if self.cores >= BUSY:
-            return None
-        return f"This machine is busy: the trial got {100 * self.cores:.0f} % of its cores, so everything takes longer."
 
 
 def try_out(reader: Reader, input_ids: Tensor, *, workers: int = 1, clock: Clock = time.perf_counter) -> Pace:
@@ -256,22 +243,19 @@ def try_out(reader: Reader, input_ids: Tensor, *, workers: int = 1, clock: Clock
     24 L d^2 operations and a pair 4 L d, and there are about 12 L d^2 parameters.
     """
     cores = torch.get_num_threads()
-    share = max(1, cores // workers)
     try:
-        torch.set_num_threads(share)
+        torch.set_num_threads(max(1, cores // workers))
         reader.window_losses(input_ids[:64], chunk=CHUNK)
         ids = input_ids[:TRIAL]
-        began, work = clock(), time.process_time()
+        began = clock()
         reader.window_losses(ids, chunk=CHUNK)
         spent = max(clock() - began, 1e-6)
-        got = (time.process_time() - work) / spent / min(share, os.cpu_count() or 1)
     finally:
         torch.set_num_threads(cores)
     width = max(1.0, math.sqrt(reader.parameters / (12 * max(1, len(reader.positions.ropes)))))
     ratio, done = SLOWER / (6 * width), Work.of(len(ids))
     per_token = spent / (done.tokens + ratio * done.pairs) * (SHARED if workers > 1 else 1.0)
-    on_cpu = reader.device.type == "cpu"
-    return Pace(per_token, ratio * per_token, got if on_cpu and share == 1 else 1.0)
+    return Pace(per_token, ratio * per_token)
 
 
 def seconds_at_once(jobs: Iterable[float], workers: int) -> float:

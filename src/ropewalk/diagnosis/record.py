@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from html import escape
-from itertools import compress
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -98,6 +97,14 @@ class LookBack:
     method: str | None
     length: int | None
     headline: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table of methods: the method, and its cells by the head of the column; the first has the names."""
+
+    method: str
+    cells: Mapping[str, str]
 
 
 Kept = TypeVar("Kept", bound="Measurement")
@@ -240,16 +247,17 @@ class Diagnosis(Measurement):
             return f"not in {engine}"
         return fault(self.evidence, method)[0] or {"extend": "finds less", "keep": "not needed"}.get(verdict.action, "")
 
-    def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return the headers and the rows of the table of methods, in the order of `ranked`."""
+    def rows(self) -> list[Row]:
+        """Return the rows of the table of methods, in the order of `ranked`."""
         rows = []
         for one in self.ranked:
             loss = "not measured" if one.loss is None else plus_minus(one.loss.value, one.loss.interval, 2)
             cost = "" if one.cost is None else plus_minus(one.cost.value, None, 2)
-            row = [self.labels[one.method], self.result(one.method), _of(one.beyond), _of(one.near), loss]
-            rows.append([*row, cost, _runs_in(self.methods[one.method].engines)])
-        shown = [head not in BEYOND or self.target > self.trained_length for head in HEADS]
-        return list(compress(HEADS, shown)), [list(compress(row, shown)) for row in rows]
+            values = [self.labels[one.method], self.result(one.method), _of(one.beyond), _of(one.near), loss, cost]
+            cells = dict(zip(HEADS, [*values, _runs_in(self.methods[one.method].engines)], strict=True))
+            within = () if self.target > self.trained_length else BEYOND
+            rows.append(Row(one.method, {head: cell for head, cell in cells.items() if head not in within}))
+        return rows
 
     def terms(self) -> str:
         """Return what the table's words mean, with the limits, and what was read."""
@@ -272,9 +280,9 @@ class Diagnosis(Measurement):
 
     def table(self) -> str:
         """Return the ranked table of methods as text."""
-        heads, rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (heads, *rows)]
+        rows = [[*self.rows()[0].cells], *([*row.cells.values()] for row in self.rows())]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
         return "\n".join("  ".join(line).rstrip() for line in lines)
 
     def __str__(self) -> str:

@@ -66,12 +66,9 @@ def doctor_command(
         return f"rw.doctor({', '.join([*call, *(['resume=True'] if resume else [])])})"
     words: list[str | Path] = ["ropewalk", "doctor", Path(model)]
     for field, value in given:
-        option = field.metadata.get("option", (f"--{field.name.replace('_', '-')}",))[0]
         several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        if field.metadata.get("commas"):
-            several = [",".join(map(str, several))]
-        for one in several:
-            words += [option, f"{one:g}" if isinstance(one, float) else str(one)]
+        for one in [",".join(other.method_names)] if field.name == "methods" else several:
+            words += [f"--{field.name.replace('_', '-')}", f"{one:g}" if isinstance(one, float) else str(one)]
     words += ["--resume"] if resume else []
     words += [] if settings.state is None else ["--state", str(settings.state)]
     return shell_command(*words, *kept)
@@ -217,8 +214,6 @@ class DoctorRun(Planned):
             return
         design, many = self.plan.design, self.looks[-1]
         workers = fitting_workers(self.reader, design.target, len(jobs))
-        if self.pace.busy is not None:
-            say(display, self.pace.busy)
         seconds = seconds_at_once([self.pace.of_job(job) for job in jobs], workers)
         say(
             display,

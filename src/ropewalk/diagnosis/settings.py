@@ -1,12 +1,11 @@
-"""The settings of the doctor. The command line derives its options from them; the module does not import torch."""
+"""The settings of the doctor. The module does not import torch, so that the help is quick."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import MOST_SEED, check_positive, check_whole
@@ -15,11 +14,6 @@ from ropewalk.serving.engines import RUNNERS
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given
 TextSource = str | Path | Sequence[str | Path | tuple[str, str]] | None
-
-
-def _option(default: Any, description: str, group: str = "Measurement", **more: Any) -> Any:
-    """Return a field that is an option, listed under the heading `group`."""
-    return field(default=default, metadata={"help": description, "group": group, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,54 +26,19 @@ class DoctorSettings:
     ('yarn', 'crop')
     """
 
-    target: int | None = _option(
-        None,
-        "Desired length [default: four times the trained length; less if the text or the minutes are too few].",
-        unit="tokens",
-    )
-    trained_length: int | None = _option(
-        None, "Trained length; overrides the config and the table of families.", unit="tokens"
-    )
-    text: TextSource = _option(  # noqa: RUF009
-        None,
-        "Text to measure on: a UTF-8 file (plain or gzipped) or a folder; repeatable [default: passages of books and "
-        "code].",
-        type=tuple[Path, ...],
-        metavar="FILE",
-    )
-    methods: str | Sequence[str] | None = _option(
-        None,
-        'Extension methods, separated by commas; "all" includes those in attention [default: the first three '
-        "of yarn, llama3, dca and ntk that the engine runs].",
-        type=tuple[str, ...],
-        commas=True,
-        option=("--methods", "--method"),
-    )
-    engine: str | None = _option(
-        None,
-        f"Engine for the model: {', '.join(RUNNERS)}. The best method that it runs is recommended [default: the best "
-        "of all, and the best for engines].",
-    )
-    minutes: float | None = _option(
-        None, "End after this many minutes with the best answer so far [default: 10 on a CPU]."
-    )
-    windows: int | None = _option(None, "Most windows of text to read [default: up to 8, until the answer stands].")
-    seed: int = _option(0, "Seed of the windows and of the facts.")
-    dtype: str = _option(
-        "float32", f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 if that is fast here.", "Machine"
-    )
-    device: str = _option("cpu", "Device to compute on: cpu, cuda, ...", "Machine")
-    device_map: str | None = _option(
-        None, "transformers' device_map, instead of --device: auto spreads the layers over the devices.", "Machine"
-    )
-    state: str | Path | None = _option(  # noqa: RUF009
-        None,
-        "Folder of the saved results [default: in the user's cache].",
-        "Results",
-        type=Path | None,
-        metavar="FOLDER",
-    )
-    resume: bool = _option(False, "Resume the same run.", "Results")
+    target: int | None = None
+    trained_length: int | None = None
+    text: TextSource = None
+    methods: str | Sequence[str] | None = None
+    engine: str | None = None
+    minutes: float | None = None
+    windows: int | None = None
+    seed: int = 0
+    dtype: str = "float32"
+    device: str = "cpu"
+    device_map: str | None = None
+    state: str | Path | None = None
+    resume: bool = False
 
     def __post_init__(self) -> None:
         check_whole("doctor", target=self.target, trained_length=self.trained_length, windows=self.windows)

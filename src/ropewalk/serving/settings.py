@@ -1,27 +1,15 @@
-"""The settings of `serving.apply`.
-
-A field's metadata describe its option; see `ropewalk.cli.options`. This module does not import torch, so the help is
-quick.
-"""
+"""The settings of `serving.apply`. The module does not import torch, so that the help is quick."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import check_whole
 
 if TYPE_CHECKING:
     from ropewalk.methods import Reach
-
-METHOD, OUTPUT = "Method", "Output"
-"""The headings of the options."""
-
-
-def setting(description: str, default: Any = MISSING, **metadata: Any) -> Any:
-    """Return a dataclass field with metadata for the command line; a field without a default is required."""
-    return field(default=default, metadata={"help": description, **metadata})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +24,10 @@ class ApplySettings:
     True
     """
 
-    target: int | None = setting(
-        "Desired length in tokens [default: four times the trained length].", default=None, unit="tokens", group=METHOD
-    )
-    trained_length: int | None = setting(
-        "Trained length in tokens [default: from the config or its family].", default=None, unit="tokens", group=METHOD
-    )
-    method: str | None = setting(
-        "Extension method, with the name used by `ropewalk doctor` [default: yarn].", default=None, group=METHOD
-    )
-    length: int | None = setting(
-        "Length to state in the config, if it is less than the target [default: the target].",
-        default=None,
-        unit="tokens",
-        group=METHOD,
-    )
+    target: int | None = None
+    trained_length: int | None = None
+    method: str | None = None
+    length: int | None = None
 
     def __post_init__(self) -> None:
         from ropewalk.methods import method_named
