@@ -100,15 +100,15 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
     jobs = plan.due(results, range(LOOKS[-1]), plan.distinct, run.filled[0].asked)
 
     def measure(job: Any, advance: Any) -> None:
-        result = read_job(run.reader, plan, run.layout, run.filled[job.window], job, {}, advance)
+        result = read_job(run.opened.reader, plan, run.layout, run.filled[job.window], job, {}, advance)
         results.add(f"{job.method}/{job.window}", result)
 
-    at_once(jobs, measure, workers=fitting_workers(run.reader, plan.design.target, len(jobs)))
+    at_once(jobs, measure, workers=fitting_workers(run.opened.reader, plan.design.target, len(jobs)))
     readings = {
         method: [restored(WindowReading, results[f"{method}/{number}"]) for number in range(LOOKS[-1])]
         for method in plan.distinct
     }
-    return {**essentials(run.windows[: LOOKS[-1]], readings, plan.design), "kind": run.kind}
+    return {**essentials(run.windows[: LOOKS[-1]], readings, plan.design), "kind": run.opened.teller.kind.name}
 
 
 def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_texts_of_several_languages(tmp_path: Path) -> None:
     """Each window is told in its text's language, under one layout."""
     texts = [("story", STORY[:20_000]), ("Geschichte", TEXTS["german"][0][:20_000])]
     run = prepare("tiny", DoctorSettings(target=1024, text=texts, state=tmp_path), progress=False)
-    names = [{*Kind.of(run.kind, language).names} for language in ("english", "german")]
+    names = [{*Kind.of(run.opened.teller.kind.name, language).names} for language in ("english", "german")]
     for window in run.windows:
         assert {fact.name for fact in window.facts} <= names[window.text]
         assert len(window.facts) == run.layout.far + run.layout.near

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import ropewalk as rw
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
 from ropewalk.diagnosis.plan import Design, Job, Work
 from ropewalk.diagnosis.reading import BROKEN, _read, _read_cropped, control_facts
+from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.errors import RopeError
+from ropewalk.methods import trained_length_of, unsettled
+from ropewalk.progress import SilentProgress
+from ropewalk.rope.scaling import YaRN
 from tests.diagnosis.test_facts import STORY, decode, encode
 
 TRAINED, TARGET = 1100, 2600
@@ -108,3 +118,22 @@ def test_crop_processes_the_last_tokens_only() -> None:
 def test_a_loss_that_is_not_finite_is_an_error() -> None:
     with pytest.raises(RopeError, match="not a finite number"):
         measured(lambda position: float("nan") if position == 700 else 3.0)
+
+
+def test_a_scaling_of_unknown_training_is_measured(tmp_path: Path) -> None:
+    """`tiny` with a scaling that it was not trained with, or with a length that only the scaling explains."""
+    model = rw.load("tiny", dtype=torch.float32)
+    scaled = dataclasses.replace(model.config.rope, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
+    reader = reader_of(model.with_positions(rope=scaled))
+    tokens = [model.tokenizer.encode(novel(40_000, 9_000))]
+    options: dict[str, Any] = {"seed": 0, "folder": tmp_path, "progress": SilentProgress()}
+    assert unsettled(reader.positions) is not None
+    found, measured = settle_reading(reader, tokens, trained_length=None, **options)
+    assert (measured["with_scaling"], trained_length_of(found.positions)) == (False, 256)
+    assert measured["difference"] > 0
+    assert "without the yarn scaling" in measured["sentence"]
+    assert settle_reading(reader, tokens, trained_length=None, **options)[1] == measured  # from its ledger
+    stated, nothing = settle_reading(reader, tokens, trained_length=1024, **options)
+    assert (nothing, trained_length_of(stated.positions)) == (None, 1024)
+    with pytest.raises(RopeError, match="the text is too short"):
+        settle_reading(reader, [tokens[0][:20]], trained_length=None, **options)

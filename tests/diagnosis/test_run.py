@@ -108,7 +108,10 @@ def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
     assert anywhere.beside.length < anywhere.length
     assert (vllm.action, vllm.engine, vllm.length) == ("keep", "vllm", anywhere.beside.length)
     assert (vllm.beside.method, vllm.beside.command) == ("dca", answer.verdict.command)
-    measured = dataclasses.replace(run, scaling={"sentence": "With its scaling."})  # which `extend` does not measure
+    opened = dataclasses.replace(
+        run.opened, scaling={"sentence": "With its scaling."}
+    )  # which `extend` does not measure
+    measured = dataclasses.replace(run, opened=opened)
     assert "trained_length=256)" in measured.diagnosis(answer.looks, None).verdict.command
     shown = str(answers(run, answer, "tiny", engine="vllm"))
     assert f"\nIn Python: {vllm.beside.sentence}\nNext:\n{vllm.beside.command}" in shown

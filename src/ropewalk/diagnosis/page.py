@@ -101,7 +101,7 @@ def _losses(diagnosis: Diagnosis) -> list[Picture]:
     """Return the figure of the losses against their limits, if any was measured."""
     rows = [
         LossRow(name=diagnosis.labels[one.method], look=look_of(one.method),
-                losses=[mean and mean.value for mean in (one.loss, one.cost)],
+                losses=[None if mean is None else mean.value for mean in (one.loss, one.cost)],
                 missing="gave up" if one.broken else "not measured")
         for one in diagnosis.ranked if one.method != PLAIN
     ]  # fmt: skip
@@ -199,7 +199,8 @@ def _section(record: Record, suffix: str) -> dict[str, Any]:
     return {
         **common, "headline": verdict.headline, "action": verdict.action, "reasons": verdict.reasons,
         "tables": [[[*rows[0].cells], *([*row.cells.values()] for row in rows)]],
-        "best": record.labels.get(verdict.method or ""), "terms": record.terms(),
+        "best": next((number for number, row in enumerate(rows) if row.method == verdict.method), None),
+        "terms": record.terms(),
         "lines": [*([record.scaling["sentence"]] if record.scaling else []), *record.notes],
         "answers": [one for one in (verdict, verdict.beside) if one], "measured": how_measured(record),
         "looks": [[counted(one.windows, "window"), one.headline, f"{one.seconds:g}"] for one in record.looks],

@@ -34,7 +34,7 @@ from ropewalk.diagnosis.plan import (
 )
 from ropewalk.diagnosis.reading import Clock, duration, fitting_workers, seconds_at_once, try_out
 from ropewalk.diagnosis.record import Diagnosis
-from ropewalk.diagnosis.run import SAFETY, DoctorRun, Planned, doctor_command, runs_in
+from ropewalk.diagnosis.run import SAFETY, DoctorRun, Opened, Planned, doctor_command, runs_in
 from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.errors import RopeError
@@ -125,21 +125,6 @@ def doctor(
     return prepare(model, settings, progress).measure(progress)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit."""
-
-    source: Checkpoint
-    reader: Reader
-    dtype_choice: str | None
-    texts: tuple[Text, ...]
-    scaling: dict[str, Any] | None
-    trained: int
-    vocabulary: int
-    teller: Teller
-    minutes: float
-
-
 def open_model(model: object, settings: DoctorSettings, progress: Progress | bool | None = None) -> Opened:
     """Load the model, encode the texts and choose the kind of facts; arguments as for `doctor`.
 
@@ -194,14 +179,13 @@ def prepare(
     """
     began = clock()
     opened = open_model(model, settings, progress)
-    source, reader, texts, trained = opened.source, opened.reader, opened.texts, opened.trained
-    teller, vocabulary, minutes = opened.teller, opened.vocabulary, opened.minutes
+    reader, trained, teller, minutes = opened.reader, opened.trained, opened.teller, opened.minutes
     notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
 
     def plan_for(target: int, most: int = MOST_COMPARED) -> Planned:
         return plan_of(opened, model, settings, target, most)
 
-    targets = [settings.target or max(trained, _longest(texts))]
+    targets = [settings.target or max(trained, _longest(opened.texts))]
     if settings.target is None:
         least = teller.least(trained)
         targets = [round(times * trained) for times in TIMES if least <= times * trained <= targets[0]] or targets
@@ -232,7 +216,7 @@ def prepare(
         )
     if over:
         raise _too_long(model, settings, kept, minutes, needed + clock() - began, asked.layout.target)
-    short = _short_text(chosen, texts)
+    short = _short_text(chosen, opened.texts)
     notes += [short] if short else []
     design = chosen.plan.design
     digest = reader.digest()
@@ -241,14 +225,12 @@ def prepare(
     folder = state_folder(settings.state, key)
     ledger = Ledger(folder / "windows", kind=KIND, key=key)
     resumed = ledger.resume() if settings.resume else ledger.begin()
-    audits = audits_of(source, trained_length=design.trained_length, target=design.target)
+    audits = audits_of(opened.source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
         plan=chosen.plan, texts=chosen.texts, layout=chosen.layout, filled=chosen.filled, windows=chosen.windows,
-        engines=chosen.engines, settings=settings, reader=reader, digest=digest, model=model,
-        inspection=inspection(source.name, audits, findings_of(source, design.target)),
-        scaling=opened.scaling, kind=teller.kind.name, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        dtype_choice=opened.dtype_choice, vocabulary=vocabulary, minutes=minutes, began=began, clock=clock,
-        record=record, more=lambda **changes: doctor_command(model, settings, kept=kept, **changes),
+        engines=chosen.engines, opened=opened, settings=settings, digest=digest, model=model,
+        inspection=inspection(opened.source.name, audits, findings_of(opened.source, design.target)), ledger=ledger,
+        resumed=resumed, pace=pace, notes=tuple(notes), began=began, clock=clock, kept=tuple(kept), record=record,
     )  # fmt: skip
 
 

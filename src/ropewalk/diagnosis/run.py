@@ -6,15 +6,16 @@ import dataclasses
 import math
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.reader import Advance, Reader
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, choice, gather
-from ropewalk.diagnosis.facts import Filled, Layout
+from ropewalk.diagnosis.facts import Filled, Layout, Teller
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
@@ -103,6 +104,21 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit."""
+
+    source: Checkpoint
+    reader: Reader
+    dtype_choice: str | None
+    texts: tuple[Text, ...]
+    scaling: dict[str, Any] | None
+    trained: int
+    vocabulary: int
+    teller: Teller
+    minutes: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
     """What is measured for one target.
 
@@ -122,32 +138,23 @@ class Planned:
 class DoctorRun(Planned):
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
-    - `digest`: of the model. `model`: as given, a path, a name or an object.
-    - `inspection`, `scaling`, `kind`: as in the record.
-    - `resumed`: results saved before. `pace`: of the model.
-    - `notes`: sentences for the user. `dtype_choice`: why the model is computed in its dtype, or None.
-    - `vocabulary`: its number of tokens.
-    - `minutes`: time limit, counted from `began`. `more`: returns the command of another run.
-    - `record`: the file into which the diagnosis will be written, or None.
+    - `model`: as given, a path, a name or an object. `digest`: of its weights. `inspection`: as in the record.
+    - `resumed`: results saved before. `pace`: of the model. `notes`: sentences for the user.
+    - `kept`: words to repeat in the next command. `record`: the file into which the diagnosis will be written, or None.
     """
 
+    opened: Opened
     settings: DoctorSettings
-    reader: Reader
     digest: str
     model: object
     inspection: Mapping[str, Any]
-    scaling: Mapping[str, Any] | None = None
-    kind: str
     ledger: Ledger
     resumed: int = 0
     pace: Pace
     notes: tuple[str, ...] = ()
-    dtype_choice: str | None = None
-    vocabulary: int
-    minutes: float
     began: float
     clock: Clock = time.perf_counter
-    more: Callable[..., str | None] = lambda **_: None
+    kept: tuple[str, ...] = ()
     record: Path | None = None
 
     @property
@@ -213,7 +220,7 @@ class DoctorRun(Planned):
             say(display, "All results are already saved.")
             return
         design, many = self.plan.design, self.looks[-1]
-        workers = fitting_workers(self.reader, design.target, len(jobs))
+        workers = fitting_workers(self.opened.reader, design.target, len(jobs))
         seconds = seconds_at_once([self.pace.of_job(job) for job in jobs], workers)
         say(
             display,
@@ -222,7 +229,7 @@ class DoctorRun(Planned):
         )
 
     def _seconds_left(self) -> float:
-        return 60 * self.minutes - (self.clock() - self.began)
+        return 60 * self.opened.minutes - (self.clock() - self.began)
 
     def _enough(self, count: int, methods: Sequence[str]) -> float:
         """Return whole minutes that suffice for the first windows, with what the run has taken so far."""
@@ -239,7 +246,7 @@ class DoctorRun(Planned):
     def _fits(self, count: int, methods: Sequence[str]) -> bool:
         """Return whether the due windows of these methods fit into the time."""
         due = self.due(count, methods)
-        workers = fitting_workers(self.reader, self.plan.design.target, len(share_of(due)))
+        workers = fitting_workers(self.opened.reader, self.plan.design.target, len(share_of(due)))
         time_needed = SAFETY * seconds_at_once([self._seconds_of(job) for job in due], workers)
         return bool(from_first(time_needed <= self._seconds_left()))
 
@@ -249,13 +256,13 @@ class DoctorRun(Planned):
         Nothing begins after the time is over, except what the first answer needs.
         """
         first = share_of(self.due(count, methods))
-        workers = fitting_workers(self.reader, self.plan.design.target, len(first))
+        workers = fitting_workers(self.opened.reader, self.plan.design.target, len(first))
         expect(display, sum(job.work.tokens for job in first))
         levels: dict[int, float] = {}
 
         def measure(job: Job, advance: Advance) -> None:
             window = self.filled[job.window]
-            self.ledger.add(job.key, read_job(self.reader, self.plan, self.layout, window, job, levels, advance))
+            self.ledger.add(job.key, read_job(self.opened.reader, self.plan, self.layout, window, job, levels, advance))
 
         at_once(first, measure, workers=workers, progress=display,
                 until=lambda: not needed and self._seconds_left() <= 0)  # fmt: skip
@@ -293,26 +300,28 @@ class DoctorRun(Planned):
 
     def _decide(self, evidence: Evidence, runs: Mapping[str, bool]) -> Decision:
         """Return the answer for the place that can run these methods."""
-        return decide(evidence, runs=runs, log_vocabulary=math.log(self.vocabulary))
+        return decide(evidence, runs=runs, log_vocabulary=math.log(self.opened.vocabulary))
 
     def diagnosis(self, looks: Sequence[LookBack], stopped: str | None) -> Diagnosis:
         """Return the diagnosis of the last look."""
         design, count = self.plan.design, looks[-1].windows
         evidence, decision, look = self._look(count)
         readings = self._readings(count)
-        environment = environment_of(self.reader, self.digest, self.dtype_choice, self.clock() - self.began)
+        environment = environment_of(
+            self.opened.reader, self.digest, self.opened.dtype_choice, self.clock() - self.began
+        )
         same = self.plan.same_as
         methods = {
             name: MethodForm(config=self.plan.configs[name], same_as=same.get(name), engines=self.engines[name])
             for name in self.plan.methods if same.get(name, name) in readings
         }  # fmt: skip
         return Diagnosis(
-            name=self.reader.name, trained_length=design.trained_length, target=design.target, kind=self.kind,
-            texts=tuple(text.name for text in self.texts), seed=design.seed,
-            blocks=design.blocks, windows=self.windows[:count], readings=readings,
+            name=self.opened.reader.name, trained_length=design.trained_length, target=design.target, seed=design.seed,
+            kind=self.opened.teller.kind.name, texts=tuple(text.name for text in self.texts), blocks=design.blocks,
+            windows=self.windows[:count], readings=readings,
             methods=methods, evidence=evidence,
             verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks),
-            inspection=self.inspection, scaling=self.scaling, environment=environment, notes=self.notes,
+            inspection=self.inspection, scaling=self.opened.scaling, environment=environment, notes=self.notes,
         )  # fmt: skip
 
     def _verdict(self, evidence: Evidence, decision: Decision, look: LookBack, stopped: str | None) -> Verdict:
@@ -367,8 +376,8 @@ class DoctorRun(Planned):
         shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
         return Verdict(
             **shared, headline=headline(decision, design.trained_length), engine=engine, config=config, command=command,
-            python=python, reasons=reasons(decision, evidence, log_vocabulary=math.log(self.vocabulary), place=place),
-            next_sentence=next_sentence,
+            python=python, next_sentence=next_sentence,
+            reasons=reasons(decision, evidence, log_vocabulary=math.log(self.opened.vocabulary), place=place),
             otherwise=None if decision.otherwise is None else headline(decision.otherwise, design.trained_length),
         )  # fmt: skip
 
@@ -381,7 +390,7 @@ class DoctorRun(Planned):
                 place = "ropewalk.checkpoints.opening"
                 lines += [f"from {place} import as_transformers", "model, tokenizer = as_transformers(model)"]
             return "\n".join([*lines, f"rw.attach(model, {method!r}, {stated})"])
-        given = self.settings.trained_length is not None or self.scaling is not None
+        given = self.settings.trained_length is not None or self.opened.scaling is not None
         return setting_command(
             engine, self.model, method, target=design.target, record=record, length=length,
             trained_length=design.trained_length if given else None,
@@ -400,14 +409,18 @@ class DoctorRun(Planned):
         if stopped is not None:
             further = next((look for look in self.looks if look > count), self.looks[-1])
             minutes = max(self._enough(further, self.plan.distinct), (self.settings.minutes or CPU_MINUTES) + 1)
-            return self.more(minutes=minutes, resume=True), f"About {minutes:g} minutes in all may decide."
+            return self._command_of(minutes=minutes, resume=True), f"About {minutes:g} minutes in all may decide."
         planned = self.plan.design.windows
         if self.looks[-1] < planned:
-            return self.more(windows=None, resume=True), "More windows of the same text may decide."
+            return self._command_of(windows=None, resume=True), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
             return self._others()
         characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.texts) / planned / 1000)
         return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."
+
+    def _command_of(self, **changes: Any) -> str | None:
+        """Return the command of another run with these changes."""
+        return doctor_command(self.model, self.settings, kept=self.kept, **changes)
 
     def _others(self) -> tuple[str | None, str]:
         """Return the command that measures every method, or None, and a sentence."""
@@ -415,4 +428,4 @@ class DoctorRun(Planned):
         every = chosen_methods([ALL], self.plan.own, Reach(design.trained_length, design.target))
         if set(every) <= set(self.plan.positions):
             return None, "Every method was measured; other texts may decide."
-        return None if named else self.more(methods=ALL), "Other --methods may work."
+        return None if named else self._command_of(methods=ALL), "Other --methods may work."

@@ -171,7 +171,7 @@ def draw_strip(rows: Sequence[StripRow], last: int, title: str, size: tuple[floa
             for number, facts in enumerate(row.lanes):
                 for hit in (True, False):
                     at = [distance for distance, one in facts if one == hit]
-                    colors = {"color": row.look.color} if hit else {"facecolors": "none", "edgecolors": PALE}
+                    colors: Any = {"color": row.look.color} if hit else {"facecolors": "none", "edgecolors": PALE}
                     axes.scatter(at, [first + number * lane] * len(at), s=dot**2, linewidths=0.8, zorder=3, **colors)
             y += height
             places.append((top + y) / 2)

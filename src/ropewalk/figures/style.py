@@ -30,10 +30,7 @@ WIDE, NARROW = (9.0, 4.3), (4.3, 3.1)
 MAP = "cividis"
 
 
-LOOKS = {
-    **{name: method.look for name, method in METHODS.items()},
-    "longrope": Look("#d55e00", "-", "h"),  # published factors
-}
+LOOKS = {name: method.look for name, method in METHODS.items()}
 OTHER = Look("#767676", "-", "o")
 
 

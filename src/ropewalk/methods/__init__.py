@@ -10,7 +10,6 @@ from ropewalk.methods.ropes import (
     longrope_block,
     main_rope,
     required_trained_length,
-    settle,
     settled,
     settled_by_length,
     trained_length_of,

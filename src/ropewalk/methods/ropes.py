@@ -144,14 +144,10 @@ def is_unsettled(rope: RopeConfig) -> bool:
     return rope.scaling_is_trained is None and rope.unscaled() != rope
 
 
-def settle(rope: RopeConfig, with_scaling: bool, source: str) -> RopeConfig:
-    """Return the rope with a known training status if it was unknown; `source` is the evidence for it."""
-    return replace(rope, trained=Trained(with_scaling, source=source)) if is_unsettled(rope) else rope
-
-
 def settled(positions: ModelRopes, with_scaling: bool, source: str) -> ModelRopes:
-    """Return the same positions after `settle` for every rope."""
-    return positions.mapped(lambda rope: settle(rope, with_scaling, source))
+    """Return the positions with a known training status wherever it was unknown; `source` is the evidence for it."""
+    known = Trained(with_scaling, source=source)
+    return positions.mapped(lambda rope: replace(rope, trained=known) if is_unsettled(rope) else rope)
 
 
 def why_no_effect(own: ModelRopes, changed: ModelRopes, length: int) -> str | None:
