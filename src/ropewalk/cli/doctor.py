@@ -89,7 +89,7 @@ def doctor(
 ) -> None:
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from ropewalk.atomic_io import check_output
-    from ropewalk.diagnosis.depth import DepthMap, map_under
+    from ropewalk.diagnosis.depth import DepthMap, depth_map
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.processes import current
@@ -115,7 +115,7 @@ def doctor(
         with shown("doctor", None, lines=current().is_first) as display:
             found: Diagnosis | DepthMap
             if depth:
-                found = map_under(model, settings, display, kept=kept)
+                found = depth_map(model, settings, progress=display, kept=kept)
             else:
                 found = prepare(model, settings, display, kept=kept, record=record).measure(display)
     except RunInterrupted as stop:

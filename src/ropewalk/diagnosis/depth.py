@@ -253,8 +253,9 @@ def fill(
 
 
 def depth_map(
-    model: object = "tiny", *, progress: Progress | bool | None = None, kept: Sequence[str] = (), **settings: Any
-) -> DepthMap:
+    model: object = "tiny", given: DoctorSettings | None = None, *, progress: Progress | bool | None = None,
+    kept: Sequence[str] = (), **settings: Any,
+) -> DepthMap:  # fmt: skip
     """Measure which facts a model finds, by the length of the text and their depth in it.
 
     **Arguments:**
@@ -262,7 +263,7 @@ def depth_map(
       trained one; None: four times the trained length, less if the text or the minutes are too few. `methods` come next
       to plain; None: the first that the doctor compares. crop, which cannot see far facts, is left out. `windows`:
       most for each length, or each row of it if that is short.
-    - `kept`: words of the command line to repeat in the next command.
+    - `given`: the settings as one object. `kept`: words of the command line to repeat in the next command.
 
     **Raises:** `RopeError` if something cannot be measured, or takes longer than `minutes`; `RunInterrupted` on Ctrl-C,
     after which `resume=True` resumes the run.
@@ -270,14 +271,7 @@ def depth_map(
     >>> list(depth_map("tiny", target=512, methods="dca", windows=1, progress=False).answers)
     ['plain', 'dca']
     """
-    return map_under(model, DoctorSettings(**settings), progress, kept=kept)
-
-
-def map_under(
-    model: object, given: DoctorSettings, progress: Progress | bool | None = None, *, kept: Sequence[str] = ()
-) -> DepthMap:
-    """Measure a map under these settings; arguments as for `depth_map`."""
-    began = time.perf_counter()
+    began, given = time.perf_counter(), given or DoctorSettings(**settings)
     opened = open_model(model, given, progress)
     reader, trained, teller, pace = opened.reader, opened.trained, opened.teller, None
     longest = max(len(text.tokens) for text in opened.texts)
