@@ -16,10 +16,10 @@ from docs_reference import all_names
 from mkdocs.structure.files import File
 from nbformat import v4
 
-from ropewalk.figures.explorer import explorer_data, explorer_page
+from ropewalk.figures.explorer import explorer_data, explorer_page, picture_page
 from ropewalk.figures.explorer_model import packed_model
 
-FRAMED = ("sentence", "add", "clocks", "sum", "past")  # pictures of the explorer that stand on pages
+FRAMED = ("sentence", "add", "clocks", "sum", "past", "wavelengths")  # pictures of the explorer that stand on pages
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
 PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(([^)]+\.png)\)\]\([^)]*\)$", re.MULTILINE)
@@ -36,8 +36,7 @@ def on_files(files: Any, *, config: Any) -> Any:
     page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
     for name in FRAMED:
-        page = explorer_page({"only": name}, packed_model() if name == "past" else "")
-        files.append(File.generated(config, f"explorer/{name}.html", content=page))
+        files.append(File.generated(config, f"explorer/{name}.html", content=picture_page(name)))
     for lesson in sorted(LESSON.glob("*.md")):
         made = nbformat.writes(notebook(lesson))
         files.append(File.generated(config, f"lesson/{lesson.stem}.ipynb", content=made))

@@ -20,12 +20,12 @@ from PIL.PngImagePlugin import PngInfo
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ropewalk.figures.explorer import explorer_page  # noqa: E402
-from ropewalk.figures.explorer_model import packed_model  # noqa: E402
+from ropewalk.figures.explorer import picture_page  # noqa: E402
 from tests.figures.browser import browser  # noqa: E402
 
 SHOWN = {  # the values that the stills show
     "sentence": "before=3", "add": "position=7", "clocks": "position=40", "sum": "distance=20", "past": "position=400",
+    "wavelengths": "model=llama_2_7b",
 }  # fmt: skip
 WIDTH, DIGEST = 560, "ropewalk"  # DIGEST: the name of the digest in a file
 MARKUP = """name => document.getElementById(name).outerHTML
@@ -35,7 +35,7 @@ MARKUP = """name => document.getElementById(name).outerHTML
 def opened(chromium: Any, folder: Path, name: str, scheme: str) -> tuple[Any, str]:
     """Return a browser's page that shows a picture, and the digest of its markup and styles."""
     page_file = folder / f"{name}.html"
-    page_file.write_text(explorer_page({"only": name}, packed_model() if name == "past" else ""), "utf-8")
+    page_file.write_text(picture_page(name), "utf-8")
     page = chromium.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme, device_scale_factor=2)
     page.goto(f"{page_file.as_uri()}#{name}&{name}.{SHOWN[name]}")
     page.wait_for_selector(f"#{name} .caption:not(:empty)")

@@ -571,7 +571,6 @@ def versions(draw: Callable[[], Figure]) -> dict[str, bytes]:
 
 PAPER = rw.RopeConfig(64, interleaved=False)
 IMAGE = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=(0,) * 16 + (1,) * 16, axes_restart=True)
-PUBLISHED = ("llama_2_7b", "llama_3_1_8b", "qwen2_5_7b_yarn", "gemma_3_1b", "smollm2_135m")
 FIGURES: dict[str, Callable[[], Figure]] = {
     "order": lambda: order(**of.order_numbers()),
     "tables": lambda: tables(**of.tables_numbers(PAPER)),
@@ -581,7 +580,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "decay": partial(rw.figures.decay, PAPER, model="tiny"),
     "maps": rw.figures.maps,
     "unseen": partial(rw.figures.unseen, "phi_3_5_mini"),
-    "wavelengths": partial(rw.figures.wavelengths, PUBLISHED),
     "comparison": lambda: comparison(**of.comparison_numbers()),
     "pairing": lambda: pairing(**of.pairing_numbers()),
     "axial": lambda: axial(**of.axial_numbers(IMAGE)),

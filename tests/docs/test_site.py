@@ -50,7 +50,14 @@ def test_every_page_is_built(site):
         for page in site.rglob("*.html")
         for address in re.findall(r'<iframe class="picture" src="([^"]+)"', page.read_text(encoding="utf-8"))
     ]
-    assert {path.stem for path in framed if path.exists()} == {"sentence", "add", "clocks", "sum", "past"}
+    assert {path.stem for path in framed if path.exists()} == {
+        "sentence",
+        "add",
+        "clocks",
+        "sum",
+        "past",
+        "wavelengths",
+    }
     assert all(path.exists() for path in framed)
 
 

@@ -26,7 +26,6 @@ DRAWN: dict[str, Callable[[], Any]] = {
     "decay": lambda: rw.figures.decay(SMALL, 16, model="tiny", texts=1, tokens=16),
     "maps": lambda: rw.figures.maps(tokens=8, heads=[(0, 1)]),
     "unseen": lambda: rw.figures.unseen(SMALL, 64, rows=8),
-    "wavelengths": lambda: rw.figures.wavelengths(["llama_2_7b", SMALL]),
 }
 
 
@@ -113,17 +112,6 @@ def test_unseen_cells_are_boxes_and_a_share() -> None:
     assert not cells["PI"].any()
 
 
-def test_wavelengths() -> None:
-    """On the right side of the trained length."""
-    axes = DRAWN["wavelengths"]().axes[0]
-    values = rw.figures.wavelengths_numbers("llama_2_7b")["rows"][0][1]
-    drawn = {str(line.get_label()): list(line.get_xdata()) for line in axes.lines[:3]}
-    assert drawn["at least one turn in training"] == [length for length in values if length <= 4096]
-    assert drawn["never a whole turn"] == [length for length in values if length > 4096]
-    assert drawn["trained length"] == [4096, 4096]
-    assert [text.get_text() for text in axes.texts if "of" in text.get_text()] == ["18 of 64 pairs", "3 of 4 pairs"]
-
-
 def test_every_kind_of_config(tmp_path: Path) -> None:
     """A packaged name, a path, a dict, an object with to_dict, and a RopeConfig: the same rope."""
     content = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 16}
@@ -134,10 +122,6 @@ def test_every_kind_of_config(tmp_path: Path) -> None:
     assert main_rope("gemma_3_1b").theta == 1e6  # of full attention
     for config in (content, holder, SMALL):
         assert opened(config).ropes.by_type[None] == SMALL
-    gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_attention_heads": 8, "sliding_window": 512,
-             "max_position_embeddings": 1024}  # fmt: skip
-    rows = rw.figures.wavelengths_numbers({"model_type": "gemma3", "text_config": gemma})["rows"]
-    assert [(longest, theta) for _, _, longest, theta in rows] == [(1024, "1,000,000"), (512, "10,000")]
 
 
 @pytest.mark.parametrize(

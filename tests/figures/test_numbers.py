@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.audit.audit import audit
 from ropewalk.figures import (
     decay_numbers,
     maps_numbers,
     unseen_numbers,
-    wavelengths_numbers,
 )
 from ropewalk.figures.material import (
     LayerInput,
@@ -143,30 +141,6 @@ def test_unseen_under_each_scaling() -> None:
     assert list(own["cells"])[-1] == "LongRoPE"
     assert own["positions"][-1] == 131_071
     assert (found["mark"], own["mark"]) == ("trained length", "original length")  # Phi-3.5 then trained to 131,072
-
-
-def test_wavelengths_of_real_models() -> None:
-    """As trained, against the trained length: Llama 3.1 with its scaling, Qwen2.5 without; Gemma 3 has two kinds."""
-    shown = wavelengths_numbers(["llama_2_7b", "llama_3_1_8b", "qwen2_5_7b_yarn", "gemma_3_1b", "smollm2_135m"])
-    rows = {name: rest for name, *rest in shown["rows"]}
-    assert list(rows) == [
-        "Llama 2 7B", "Llama 3.1 8B", "Qwen2.5 7B", "Gemma 3 1B, full layers", "Gemma 3 1B, sliding layers",
-        "SmolLM2 135M",
-    ]  # fmt: skip
-    assert {name: (longest, theta) for name, (_, longest, theta) in rows.items()} == {
-        "Llama 2 7B": (4096, "10,000"), "Llama 3.1 8B": (131_072, "500,000"), "Qwen2.5 7B": (32768, "1,000,000"),
-        "Gemma 3 1B, full layers": (32768, "1,000,000"), "Gemma 3 1B, sliding layers": (512, "10,000"),
-        "SmolLM2 135M": (8192, "100,000"),
-    }  # fmt: skip
-    np.testing.assert_allclose(rows["Qwen2.5 7B"][0], 2 * np.pi / ladder(1e6, 128), rtol=1e-12)
-    turns = 8192 * ladder(5e5, 128) / (2 * np.pi)
-    slower = (1 - np.clip((turns - 1) / 3, 0, 1)) / 8 + np.clip((turns - 1) / 3, 0, 1)
-    np.testing.assert_allclose(rows["Llama 3.1 8B"][0], 2 * np.pi / (ladder(5e5, 128) * slower), rtol=1e-12)
-    never = audit(rw.RopeConfig.from_hf(FIXTURES / "llama_3_1_8b.json"))  # what step 12 prints
-    assert (rows["Llama 3.1 8B"][0] > 131_072).sum() == never.pairs_never_turning == 25
-    assert never.trained_length == 131_072
-    noted = "As trained: Llama 3.1 8B with its config's scaling, Qwen2.5 7B without its config's scaling."
-    assert shown["note"].startswith(noted)
 
 
 def test_queries_and_keys_repeat_for_groups() -> None:

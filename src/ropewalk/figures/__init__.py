@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.figures.pairs import (
-        unseen,
-        unseen_numbers,
-        wavelengths,
-        wavelengths_numbers,
-    )
+    from ropewalk.figures.pairs import unseen, unseen_numbers
     from ropewalk.figures.scores import decay, decay_numbers, maps, maps_numbers
 
-__all__ = [
-    "decay", "decay_numbers", "maps", "maps_numbers", "unseen", "unseen_numbers",
-    "wavelengths", "wavelengths_numbers",
-]  # fmt: skip
+__all__ = ["decay", "decay_numbers", "maps", "maps_numbers", "unseen", "unseen_numbers"]
 
 
 if not TYPE_CHECKING:

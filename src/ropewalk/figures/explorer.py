@@ -211,6 +211,14 @@ def explorer_page(data: Mapping[str, Any], model: str = "") -> str:
     return _MARKS.sub(lambda mark: parts[mark[1]], built_page())
 
 
+def picture_page(name: str) -> str:
+    """Return the page of one picture, for another page to embed; `name`: its id."""
+    data: dict[str, Any] = {"only": name}
+    if name == "wavelengths":
+        data |= {"presets": numbers("presets"), "opened": {"preset": None}}
+    return explorer_page(data, packed_model() if name == "past" else "")
+
+
 def built_page() -> str:
     """Return the page of `make web`, without numbers."""
     return resources.files("ropewalk.figures").joinpath("explorer.html").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Figures of a rope's pairs: unseen angles, and wavelengths of published models."""
+"""The figure of angles that training never showed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ import numpy.typing as npt
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import Array, frequencies, main_rope, opened, theta_of
 from ropewalk.figures.style import (
-    BLUE,
-    INK,
     ON_LIGHT,
-    QUIET,
-    RED,
     bar,
     caption,
     fit,
@@ -28,7 +24,6 @@ from ropewalk.figures.style import (
 )
 from ropewalk.methods import Reach, method_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.scaling import Scaling
 from ropewalk.rope.values import check_whole
 
@@ -206,125 +201,6 @@ def _share(share: float) -> str:
     ('0 %', 'below 0.1 %', '41.3 %')
     """
     return "0 %" if share == 0 else "below 0.1 %" if share < 0.001 else f"{share:.1%}".replace("%", " %")
-
-
-def wavelengths(configs: Any) -> Figure:
-    """Draw the wavelengths of each model's pairs as it was trained, and the longest distance in training.
-
-    A scaling is included if the model was trained with it (Llama 3.1), and excluded if it is an option for inference.
-
-    **Arguments:**
-    - `configs`: a config as for `rw.figures.unseen`, with a trained length, or a list of them. A model whose layers
-      rotate differently has a row for each kind.
-
-    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a config without a trained length.
-
-    >>> import ropewalk as rw
-    >>> figure = rw.figures.wavelengths(["llama_2_7b", "gemma_3_1b"])
-    """
-    shown = wavelengths_numbers(configs)
-    rows = shown["rows"]
-    with style():
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
-
-        figure = Figure(figsize=fit((9.6, 1.5 + 0.62 * len(rows)), (4.3, 1.7 + 0.5 * len(rows))))
-        axes = figure.add_subplot()
-        axes.set_xscale("log", base=2)
-        for place, (_, turns, longest, _) in enumerate(rows):
-            inside = [length for length in turns if length <= longest]
-            outside = [length for length in turns if length > longest]
-            axes.plot(
-                inside, [place] * len(inside), color=BLUE, linestyle="none", marker="o",
-                label=None if place else "at least one turn in training",
-            )  # fmt: skip
-            axes.plot(
-                outside, [place] * len(outside), color=RED, linestyle="none", marker="o",
-                markerfacecolor="white", markeredgewidth=1.3, label=None if place else "never a whole turn",
-            )  # fmt: skip
-            axes.plot(
-                [longest, longest], [place - 0.34, place + 0.34], color=INK, linewidth=2.4,
-                label=None if place else "trained length",
-            )  # fmt: skip
-            axes.annotate(
-                tokens(longest), (longest, place - 0.34), xytext=(3, 0), textcoords="offset points", fontsize=fit(8, 6),
-                va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.8},
-            )  # fmt: skip
-            axes.annotate(
-                f"{len(outside)} of {len(turns)}{fit(' pairs', '')}", (1, place), xycoords=("axes fraction", "data"),
-                xytext=(fit(8, 3), 0), textcoords="offset points", fontsize=fit(9, 7), va="center",
-                color=RED if outside else INK,
-            )  # fmt: skip
-        axes.annotate(
-            fit("never a whole turn", "never\na turn"), (1, -0.8), xycoords=("axes fraction", "data"),
-            xytext=(fit(8, 3), 0), textcoords="offset points", fontsize=fit(9, 7), va="center", color=QUIET,
-            annotation_clip=False,
-        )  # fmt: skip
-        axes.set_yticks(
-            range(len(rows)), [name if "theta" in name else f"{name}\ntheta {theta}" for name, _, _, theta in rows]
-        )
-        axes.set_ylim(len(rows) - 0.5, -0.6)
-        low, high = axes.get_xlim()
-        axes.xaxis.set_major_locator(FixedLocator([2**n for n in range(2, 40, 3) if low <= 2**n <= high]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _binary(value)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("wavelength (tokens per turn)")
-        axes.grid(axis="y", visible=False)
-        axes.legend(
-            **fit({"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 3},
-                  {"loc": "upper center", "bbox_to_anchor": (0.2, -0.2), "ncols": 2, "fontsize": 7})
-        )  # fmt: skip
-        caption(figure, "Wavelengths of real models and their trained lengths", shown["note"])
-        return figure
-
-
-def wavelengths_numbers(configs: Any) -> dict[str, Any]:
-    """Return what `wavelengths` draws, by its arguments.
-
-    **Returns:** "rows", for each kind of layers (name, tokens per turn of each rotating pair, longest distance in
-    training in tokens, theta in words); "note".
-
-    >>> import ropewalk as rw
-    >>> [(name, wavelengths, longest, theta)] = rw.figures.wavelengths_numbers("llama_2_7b")["rows"]
-    >>> name, longest, int((wavelengths > longest).sum())
-    ('Llama 2 7B', 4096, 18)
-    """
-    rows = []
-    kinds: dict[bool, list[str]] = {}  # by whether the model was trained with the scaling of its config
-    for config in listed(configs):
-        source = opened(config)
-        main = main_rope(source)
-        window = text_part(source.config).get("sliding_window")
-        for layer_type, rope in sorted(source.ropes.rotating.items(), key=lambda item: item[0] != "full_attention"):
-            trained = rope.trained_length or lengths(rope)[0]
-            local = layer_type == "sliding_attention" and isinstance(window, int)
-            longest = min(trained, window) if local and isinstance(window, int) else trained
-            kind = "" if layer_type is None else ", sliding layers" if local else ", full layers"
-            inv_freq = frequencies(rope.as_trained(), trained)
-            rows.append((f"{source.name}{kind}", 2 * np.pi / inv_freq[inv_freq > 0], longest, theta_of(rope)))
-        if main.unscaled() != main:
-            kinds.setdefault(main.as_trained() == main, []).append(source.name)
-    words = {True: "with its config's scaling", False: "without its config's scaling"}
-    parts = [f"{', '.join(names)} {words[kind]}" for kind, names in sorted(kinds.items(), reverse=True)]
-    scaled = f": {', '.join(parts)}" if parts else ""
-    return {
-        "rows": rows,
-        "note": f"As trained{scaled}. Sliding layers never see further than their window.",
-    }
-
-
-def _binary(length: float) -> str:
-    """Return a power of two as short text.
-
-    >>> _binary(256), _binary(2048), _binary(2**20)
-    ('256', '2k', '1M')
-    """
-    return f"{length / 2**20:g}M" if length >= 2**20 else tokens(length)
-
-
-def listed(configs: Any) -> Sequence[Any]:
-    """Return one config as a list."""
-    return configs if isinstance(configs, list | tuple) else [configs]
 
 
 def own_name(rope: RopeConfig) -> str | None:
