@@ -228,7 +228,6 @@ def test_the_command(small: DepthMap, tmp_path: Path, capsys: pytest.CaptureFixt
     [
         ({"target": 64}, "too few tokens for facts"), ({"target": 100_000}, "too short"),
         ({"methods": "nothing"}, "method"), ({"windows": 0}, "windows"),
-        ({"minutes": 1e-5}, "longer than --minutes"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

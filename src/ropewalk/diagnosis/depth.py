@@ -74,9 +74,9 @@ class DepthMap(Measurement):
     - `answers`: by method, for each window and fact, the log-probability of its four choices in nats.
     - The other fields are those of every `Measurement`. Methods are set for the target, whatever the length of a text.
 
-    >>> found = depth_map("tiny", target=512, methods="dca", windows=1, progress=False)
-    >>> found.lengths, len(found.cells("dca")) == len(found.depths)
-    ((128, 256, 384, 512), True)
+    >>> DepthMap(name="empty", trained_length=256, target=512, kind="words", texts=(), seed=0, rows=2, beginning=150,
+    ...          windows=(), answers={}).depths
+    ('first 150', '0\N{EN DASH}50 %', '50\N{EN DASH}100 %')
     """
 
     HEAD: ClassVar[Mapping[str, str]] = {"record": KIND}
