@@ -74,8 +74,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DoctorRun:
     return prepare("tiny", settings, False)
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, None])
-@pytest.mark.parametrize("from_record", [True, False])
+@pytest.mark.parametrize(
+    ("engine", "from_record"), [*((engine, True) for engine in (*ENGINES, None)), ("vllm", False), (None, False)]
+)
 def test_the_command_runs(
     run: DoctorRun, found: Diagnosis, engine: str | None, from_record: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
