@@ -201,7 +201,7 @@ def test_every_command_has_its_options():
     for name in COMMANDS:
         assert f"\n## ropewalk {name}\n" in f"\n{text}"
     assert "### ropewalk extend apply" in text
-    for option in ("--target TOKENS", "--windows <int>", "--report PATH", "--methods, --method <list[str]>"):
+    for option in ("--target TOKENS", "--windows <int>", "--report PATH", "--methods, --method NAMES"):
         assert f"| `{option}` |" in text.split("## ropewalk extend")[0]
 
 

@@ -24,7 +24,7 @@ _COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "ye
 
 def doctor(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help=MODEL)] = "tiny",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)] = "tiny",
     target: Annotated[
         int | None,
         tokens("Desired length [default: four times the trained length; less if the text or the minutes are too few]."),
@@ -45,6 +45,7 @@ def doctor(
         typer.Option(
             "--methods",
             "--method",
+            metavar="NAMES",
             help='Extension methods, separated by commas; "all" includes those in attention [default: the first three '
             "of yarn, llama3, dca and ntk that the engine runs].",
         ),

@@ -31,7 +31,7 @@ def print_exported(done: Exported) -> None:
 
 
 def apply(
-    model: Annotated[str, typer.Argument(help=MODEL)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
     out: Annotated[Path, path("A folder to write, or a file NEW.gguf or NEW.json (only the config).")],
     target: Annotated[int | None, tokens("Desired length [default: four times the trained length].")] = None,
     trained_length: Annotated[

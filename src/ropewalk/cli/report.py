@@ -14,7 +14,11 @@ from ropewalk.cli.options import path, read_path
 def report(
     records: Annotated[
         list[Path],
-        typer.Argument(parser=read_path, help="JSON files of `ropewalk doctor --json` or --report, also of --map."),
+        typer.Argument(
+            parser=read_path,
+            metavar="RECORDS",
+            help="JSON files of `ropewalk doctor --json` or --report, also of --map.",
+        ),
     ],
     out: Annotated[Path, path("Write index.html, report.json and figures into this folder.")],
 ) -> None:

@@ -13,7 +13,7 @@ from ropewalk.serving.engines import ENGINES
 
 
 def serve_config(
-    model: Annotated[str, typer.Argument(help=MODEL)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
     engine: Annotated[str, typer.Option(help=f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")],
     method: Annotated[str | None, typer.Option(help="Extension method [default: from --from, else as-is].")] = None,
     target: Annotated[

@@ -14,7 +14,7 @@ def vectors(
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="CONFIG_OR_MODEL...",
+            metavar="CONFIG_OR_MODEL",
             help='Each a config.json, a Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".',
         ),
     ],

@@ -27,7 +27,8 @@ def verify(
     model: Annotated[
         str | None,
         typer.Argument(
-            help='The checkpoint: a Hugging Face folder, a .gguf file, or "tiny". Not needed with --golden.'
+            metavar="MODEL",
+            help='The checkpoint: a Hugging Face folder, a .gguf file, or "tiny". Not needed with --golden.',
         ),
     ] = None,
     engine: Annotated[
