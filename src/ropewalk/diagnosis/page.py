@@ -114,6 +114,7 @@ def _losses(diagnosis: Diagnosis) -> list[Picture]:
     if not any(value is not None for row in rows for value in row.losses):
         return []
     names = f"{', '.join(over[:-1])} and {over[-1]}" if over[1:] else "".join(over) or "No method"
+    names = names if len(over) <= NAMED else f"{len(over)} of {len(rows)} methods"
     title = f"{names} predict{'' if over[1:] else 's'} the text worse than the limits allow"
     trained = diagnosis.trained_length
     panels = [("extra loss against a cut prompt", LOSS_LIMIT), (f"cost within {trained:,} tokens", COST_LIMIT)]
