@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -188,7 +185,7 @@ def attend_openly(
     return out.to(q.dtype), weights
 
 
-def attend_varlen(
+def attend_packed(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -197,59 +194,16 @@ def attend_varlen(
     window: int | None,
     rules: LogitRules = NO_RULES,
 ) -> Tensor | None:
-    """Attend within all documents in one call of our kernels or torch's varlen kernel; return None if neither can run.
+    """Attend within all documents in one call of a kernel; return None if none can run.
 
     **Arguments:** `q` `[tokens, heads, head_dim]`; `keys` and `values` `[tokens, kv_heads, head_dim]`.
 
-    **Returns:** `[tokens, heads, head_dim]`, or None. torch's kernel supports 16 bits on CUDA from Ampere on. It is not
-    used with deterministic algorithms, nor with `rules`.
+    **Returns:** `[tokens, heads, head_dim]`, or None.
     """
-    if not documents.lengths:
+    q, keys, values = (x[None].transpose(1, 2) for x in (q, keys, values))
+    kernel = choose_attention(q, keys, values, sinks=rules.sinks)
+    if not kernel.kernels or not q.shape[2]:
         return None
-    kernel = varlen_kernel(q) if rules.none else None
-    wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
-    ours = choose_attention(wide, k, v, sinks=rules.sinks, torch_serves=kernel is not None)
-    if ours.kernels:
-        region = AttentionRegion(wide, k, documents.bounds(causal, window))
-        request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
-        return ours.attend(request)[0].transpose(0, 1)
-    if kernel is None:
-        return None
-    if causal:
-        window_size = (-1 if window is None else window - 1, 0)
-    else:
-        window_size = (-1, -1) if window is None else (window, window)
-    longest, options = max(documents.lengths), {}
-    if q.shape[1] != keys.shape[1]:
-        if _knows_grouped_queries(kernel):
-            options["enable_gqa"] = True
-        else:  # torch 2.11
-            keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (keys, values))
-    return kernel(
-        q, keys, values, documents.offsets, documents.offsets, longest, longest, window_size=window_size, **options
-    )  # fmt: skip
-
-
-def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
-    """Return `torch.nn.attention.varlen.varlen_attn` if it supports `q`, else None."""
-    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
-        return None
-    if q.shape[-1] % 8 or q.shape[-1] > 256 or torch.are_deterministic_algorithms_enabled():
-        return None
-    return _varlen_attn() if torch.cuda.get_device_capability(q.device) >= (8, 0) else None
-
-
-@cache
-def _varlen_attn() -> Callable[..., Tensor] | None:
-    """Return torch's function, or None if it is missing or has no windows, as in early releases."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    known = inspect.signature(varlen_attn).parameters
-    return cast(Callable[..., Tensor], varlen_attn) if "window_size" in known else None
-
-
-def _knows_grouped_queries(kernel: Callable[..., Tensor]) -> bool:
-    """Return whether the kernel supports fewer heads of keys than of queries."""
-    return "enable_gqa" in inspect.signature(kernel).parameters
+    region = AttentionRegion(q, keys, documents.bounds(causal, window))
+    out = kernel.attend(AttentionRequest((region,), values, 1.0 / math.sqrt(q.shape[-1]), *rules))
+    return out[0].transpose(0, 1)

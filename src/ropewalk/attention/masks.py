@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.compiled import PLAIN
@@ -476,14 +477,12 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
 class PackedDocuments:
     """The positions of a call's documents after its rows are concatenated and padding is removed.
 
-    - `lengths`: real tokens of each document, row by row.
     - `index`: int64 `[tokens]`, each real token's place among `batch * seq`; None if all are real.
-    - `offsets`: int32 `[documents + 1]`, the beginning of each document, and the end.
+    - `offsets`: int64 `[documents + 1]`, the beginning of each document, and the end.
     """
 
     batch: int
     seq: int
-    lengths: tuple[int, ...]
     index: Tensor | None = field(repr=False)
     offsets: Tensor = field(repr=False)
     _memo: Memo = field(init=False, repr=False, default_factory=Memo)
@@ -498,9 +497,8 @@ class PackedDocuments:
         return self._memo((causal, window), lambda: self._bounds(causal, window))
 
     def _bounds(self, causal: bool, window: int | None) -> Bounds:
-        ends = self.offsets.long()
-        lengths = ends.diff()
-        low, high = (edge.repeat_interleave(lengths) for edge in (ends[:-1], ends[1:]))
+        ends = self.offsets
+        low, high = (edge.repeat_interleave(ends.diff()) for edge in (ends[:-1], ends[1:]))
         index = torch.arange(len(low), device=low.device)
         if window is not None:
             low = torch.maximum(low, index - (window - 1 if causal else window))
@@ -530,9 +528,7 @@ def find_documents(layout: TokenLayout) -> PackedDocuments | None:
         index = layout.real.flatten().nonzero()[:, 0]
         numbers = numbers[index]
     counts = torch.unique_consecutive(numbers, return_counts=True)[1]
-    offsets = torch.zeros(len(counts) + 1, dtype=torch.int32, device=layout.device)
-    offsets[1:] = counts.cumsum(0)
-    return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), index, offsets)
+    return PackedDocuments(layout.batch, layout.seq, index, F.pad(counts.cumsum(0), (1, 0)))
 
 
 def is_readable(x: Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.attend import LogitRules, attend, attend_openly, attend_varlen, differentiable_kernels
+from ropewalk.attention.attend import LogitRules, attend, attend_openly, attend_packed, differentiable_kernels
 from ropewalk.attention.masks import SeqLen, Visibility
 from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.errors import RopeError, check_kind
@@ -228,7 +228,7 @@ class Attention(nn.Module):
             packed = inputs.documents
             if packed is not None:
                 flat_q, k, v = (packed.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
-                out = attend_varlen(flat_q, k, v, packed, self.causal, self.sliding_window, self.logit_rules)
+                out = attend_packed(flat_q, k, v, packed, self.causal, self.sliding_window, self.logit_rules)
                 if out is not None:
                     return self._projected(packed.unpack(out).transpose(1, 2)), None
         out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)
