@@ -133,33 +133,6 @@ def compiled(work: Work) -> Contender:
     return transformers(work, "torch.compile", lambda made: torch.compile(made, dynamic=False, fullgraph=True))
 
 
-def flash_attention(work: Work) -> Contender:
-    """Call flash-attention's Triton rotation in place on copies of the inputs, one launch for each tensor."""
-    apply_rotary = package("flash_attn.ops.triton.rotary", "flash-attn").apply_rotary
-    spare, cos, sin, pairing = work.spare(), work.cos, work.sin, work.case.interleaved
-    calls = work.each(
-        lambda i: lambda: [apply_rotary(x, cos, sin, interleaved=pairing, inplace=True) for x in spare[i]]
-    )
-    return Contender("flash-attention", calls, tuple, eps=EPS)
-
-
-def liger(work: Work) -> Contender:
-    """Call Liger-Kernel's Triton rotation (half-split, heads first) on copies of the inputs, which it overwrites."""
-    if not work.case.kv_heads:
-        raise Skip("it takes queries and keys together")
-    function = package("liger_kernel.transformers.rope", "liger-kernel").liger_rotary_pos_emb
-    (cos, sin), spare = whole_tables(work), work.spare()
-
-    def make(i: int) -> Call:
-        q, k = (x.transpose(1, 2) for x in spare[i])
-        return lambda: function(q, k, cos, sin)
-
-    def read(returned: Any) -> Tensors:
-        return tuple(x.transpose(1, 2) for x in returned)
-
-    return Contender("Liger-Kernel", work.each(make), read, eps=EPS)
-
-
 def onnxruntime(work: Work) -> Contender:
     """Run onnxruntime's RotaryEmbedding operator: one node for each tensor, bound to our memory.
 
@@ -222,5 +195,4 @@ def _onnx_model(onnx: Any, work: Work, kind: Any) -> bytes:
 
 Build = Callable[[Work], Contender]
 CPU: dict[str, Build] = {"transformers": transformers, "torch.compile": compiled, "onnxruntime": onnxruntime}
-CUDA: dict[str, Build] = {"transformers": transformers, "torch.compile": compiled, "Liger-Kernel": liger,
-                          "flash-attention": flash_attention}  # fmt: skip
+CUDA: dict[str, Build] = {"transformers": transformers, "torch.compile": compiled}

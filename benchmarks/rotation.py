@@ -3,9 +3,9 @@
 Each contender's result is compared with a float64 oracle. Then contenders take turns, and ratios are of medians.
 Records are appended to `results/rotation.jsonl`. Usage:
 
-    python benchmarks/rotation.py [--preset quick] [--instructions avx2] [--from RECORDS]
+    python benchmarks/rotation.py [--preset quick] [--instructions avx2] [--device cuda] [--from RECORDS]
 
-`gpu.py` runs the groups on a GPU.
+With `--device cuda` the groups run on a GPU, and records go to `results/gpu-rotation.jsonl`.
 """
 
 from __future__ import annotations
@@ -223,6 +223,7 @@ class Preset:
 PRESETS = {
     "default": Preset("default"),
     "quick": Preset("quick", tokens=64, sweep=(16, 64), heads=8, kv_heads=2, seconds=0.2, judged=False),
+    "gpu": Preset("gpu", tokens=8192, sweep=(64, 1024, 8192, 131_072), seconds=3.0, judged=False),
 }
 Builds = dict[str, Callable[[Work], Contender | list[Contender]]]
 
@@ -265,12 +266,14 @@ def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | N
     return groups
 
 
-def run(preset: Preset, *, seconds: float | None = None, peers: Sequence[str] | None = None) -> Iterator[Record]:
+def run(
+    preset: Preset, *, device: str = "cpu", seconds: float | None = None, peers: Sequence[str] | None = None
+) -> Iterator[Record]:
     """Check and time each group; yield its record. `seconds` for each group replaces the preset's."""
-    shared = {"run": uuid.uuid4().hex[:12], "preset": preset.name, "place": "cpu", **environment()}
-    for group in groups_of(preset, peers=peers):
+    shared = {"run": uuid.uuid4().hex[:12], "preset": preset.name, **environment(device)}
+    for group in groups_of(preset, device=device, peers=peers):
         print(f"{group.kind}: {group.case.name}", file=sys.stderr, flush=True)
-        yield {**measure(group, seconds=preset.seconds if seconds is None else seconds), **shared}
+        yield {**measure(group, device=device, seconds=preset.seconds if seconds is None else seconds), **shared}
 
 
 def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
@@ -402,10 +405,11 @@ def report(records: Sequence[Record]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report, or report the last run of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="default")
+    parser.add_argument("--preset", choices=PRESETS, help='default: "default", on a GPU "gpu"')
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
     parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(of_peers.CPU))
-    parser.add_argument("--out", type=Path, default=RESULTS / "rotation.jsonl", help="append records to this file")
+    parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)
     options = parser.parse_args(arguments)
@@ -413,9 +417,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.source is not None:
         records = last_run(options.source)
     else:
-        records = []
-        for record in run(PRESETS[options.preset], seconds=options.seconds, peers=options.peers):
-            append(options.out, record)
+        on_cpu, records = options.device == "cpu", []
+        out = options.out or RESULTS / ("rotation.jsonl" if on_cpu else "gpu-rotation.jsonl")
+        preset = PRESETS[options.preset or ("default" if on_cpu else "gpu")]
+        for record in run(preset, device=options.device, seconds=options.seconds, peers=options.peers):
+            append(out, record)
             records.append(record)
     print(report(records))
 
