@@ -91,34 +91,6 @@ def test_layers_that_hold_different_tokens_are_refused() -> None:
         cache.write(0, *tokens(1, 1), layout)
 
 
-def test_truncate_and_select() -> None:
-    """Rows are cut, chosen, repeated and forgotten, with their own seq_len."""
-    cache = make(3, ropes=[DYNAMIC], seq_len=torch.tensor([20, 30, 40]))
-    k, v = tokens(3, 5)
-    layout = cache.lay_out(3, 5)
-    cache.write(0, k, v, layout)
-    cache.commit(layout)
-    cache.truncate([5, 2, 9])
-    assert cache.lengths.tolist() == [5, 2, 5]
-    cache.select([2, 0, 2])
-    assert cache.lengths.tolist() == [5, 5, 5]
-    assert cache.seq_len.tolist() == [40, 20, 40]
-    keys, _ = cache.write(0, k[:, :1], v[:, :1], cache.lay_out(3, 1))
-    assert (keys[:, :, :5] == k[[2, 0, 2]].transpose(1, 2)).all()
-    cache.truncate(3)
-    assert cache.lengths.tolist() == [3, 3, 3]
-    cache.truncate(0)
-    assert cache.lengths.tolist() == [0, 0, 0]
-    for call in (
-        lambda: cache.truncate(-1),
-        lambda: cache.truncate([1]),
-        lambda: cache.select([3]),
-        lambda: cache.select(torch.tensor([True] * 3)),
-    ):
-        with pytest.raises(RopeError, match="KVCache"):
-            call()
-
-
 @pytest.mark.parametrize("rope", [DYNAMIC, DYNAMIC_PAPER, LONG, YARN])
 @pytest.mark.parametrize("seq_len", [5, 15, 16, 17, 40])
 def test_longest_at_is_where_frequencies_change(rope: RopeConfig, seq_len: int) -> None:
@@ -183,6 +155,10 @@ def test_what_is_refused() -> None:
         (lambda: make(0), "`batch` must be a whole number from 1"),
         (lambda: make(ropes=[None, None]), "one entry per layer"),
         (lambda: make(extensions=[None, None]), "one entry per layer"),
+        (lambda: cache.truncate(-1), "`length` must be at least 0"),
+        (lambda: cache.truncate([1]), "`length` must be at least 0"),
+        (lambda: cache.select([3]), "`rows` must be indices"),
+        (lambda: cache.select(torch.tensor([True] * 2)), "`rows` must be indices"),
     ):
         with pytest.raises(RopeError, match=message):
             call()

@@ -83,7 +83,7 @@ def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int) -> 
 
 
 def test_positions_that_are_given_are_used() -> None:
-    """They rotate, per row, and leave the causal rule alone; a shift of all of them changes nothing."""
+    """They rotate, per row, also through a cache, and leave the causal rule alone; a shift of all changes nothing."""
     for rope in (ROPE, HALF["partial"]):
         layer, x = make_layer(rope=rope), torch.randn(2, 11, HIDDEN, dtype=torch.float64)
         positions = torch.stack([torch.arange(11) * 3, torch.randperm(11)])
@@ -91,6 +91,9 @@ def test_positions_that_are_given_are_used() -> None:
         for row in range(2):
             np.testing.assert_allclose(out[row], attention(layer, x[row].numpy(), positions[row])[0], atol=1e-10)
         torch.testing.assert_close(layer(x, position_ids=positions + 10_000), out, atol=1e-8, rtol=0)
+        cache = rw.KVCache(num_layers=1, batch=2, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=x.dtype)
+        parts = [layer(x[:, a:b], position_ids=positions[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 11))]
+        torch.testing.assert_close(torch.cat(parts, 1), out, atol=1e-11, rtol=0)
 
 
 def test_long_windows_go_in_blocks() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import ropewalk as rw
 from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
 from ropewalk.models.attention import Attention
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.forward_inputs import ForwardInputs
 from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear
@@ -145,13 +143,6 @@ def test_positions_that_do_not_fit_leave_the_layer_as_it_was() -> None:
     assert (layer.rope, layer.extension) == (None, None)
 
 
-def test_ready_inputs_are_as_the_arguments() -> None:
-    """An extension's remapped keys are not also rotated by the rope's own tables."""
-    for extension in EXTENSIONS:
-        layer, x = make_layer(extension), torch.randn(1, 19, 24, dtype=torch.float64)
-        assert torch.equal(layer(x, inputs=ForwardInputs.of(x)), layer(x))
-
-
 def test_logits_with_a_bias_are_not_scaled():
     """A scale is defined for q.k alone: encodings that add to scores refuse it, however it comes; others take it."""
     extension, config = Louder(), replace(make_model(None).config, rope=None)
@@ -172,17 +163,17 @@ def test_logits_with_a_bias_are_not_scaled():
         ):
             with pytest.raises(rw.RopeError, match="adds to scores"):
                 made()
-    for remapping, name in product(REMAPPING, ENCODINGS):  # there is no rope whose positions could be remapped
+    for name in ENCODINGS:  # there is no rope whose positions could be remapped
         with pytest.raises(rw.RopeError, match="needs causal attention with a rope"):
-            Decoder(replace(config, encoding=name, extension=remapping))
+            Decoder(replace(config, encoding=name, extension=REMAPPING[0]))
         with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
-            Decoder(replace(config, encoding=name)).with_positions(extension=remapping)
+            Decoder(replace(config, encoding=name)).with_positions(extension=REMAPPING[0])
 
 
 # --- in caches
 
 
-@pytest.mark.parametrize("before", [*EXTENSIONS, None], ids=repr)
+@pytest.mark.parametrize("before", [EXTENSIONS[0], EXTENSIONS[-1], None], ids=repr)
 def test_a_cache_of_another_extension_is_refused(before):
     """What a layer gave under one is in the keys and values of the next: no other goes on, nor does the plain model."""
     ids, base = torch.randint(0, 50, (1, 9)), make_model(None)
