@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
 import peers as of_peers  # noqa: E402
-from peers import EPS, Contender, Skip, Tensors, Work  # noqa: E402
+from peers import Contender, Skip, Tensors, Work  # noqa: E402
 from records import (  # noqa: E402
     RESULTS,
     Record,
@@ -49,7 +48,6 @@ TOKENS = 24  # of a long case, evenly spread, the first and the last among them
 COPY, CLONE = "copy", "clone"
 IN_PLACE, GIVEN, NEW = "ropewalk, in place", "ropewalk, given output", "ropewalk, new output"
 INTERLEAVED = "ropewalk, given output, interleaved"
-REFERENCE, BY_HAND = "ropewalk, without kernels", "by hand"
 FORWARD, BACKWARD = "ropewalk, forward", "ropewalk, backward"
 FUSED, SEPARATE = "ropewalk, qk_norm_rotate", "ropewalk, norm then rotate"
 NORM_EPS = 1e-6
@@ -121,25 +119,6 @@ def given(work: Work, *, other: bool = False) -> Contender:
         return lambda: [rw.rotate(x, cos, sin, interleaved=pairing, out=out) for x, out in todo]
 
     return Contender(INTERLEAVED if other else GIVEN, work.each(make), tuple, interleaved=pairing)
-
-
-def without_kernels(work: Work) -> Contender:
-    """Rotate by the expression that serves if no extension was compiled."""
-    options: dict[str, Any] = {"interleaved": work.case.interleaved, "backend": "reference"}
-    return Contender(
-        REFERENCE, work.each(lambda i: lambda: rw.rotate_qk(*work.inputs[i], work.cos, work.sin, **options)), tuple
-    )
-
-
-def by_hand(work: Work) -> Contender:
-    """Rotate by x * cos + rotate_half(x) * sin, with ready tables of the whole head in the dtype of the features."""
-    cos, sin = (torch.cat((table, table), -1)[:, None].to(work.case.dtype) for table in (work.cos, work.sin))
-    half = work.case.head_dim // 2
-
-    def rotated(x: Tensor) -> Tensor:
-        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
-
-    return Contender(BY_HAND, work.each(lambda i: lambda: [rotated(x) for x in work.inputs[i]]), tuple, eps=EPS)
 
 
 def gradients(work: Work) -> list[Contender]:
@@ -239,8 +218,7 @@ class Group:
 
 def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | None = None) -> list[Group]:
     """Return every group of a run, the bounds' own first; `peers` names those that take part (None: all)."""
-    known = of_peers.CPU if device == "cpu" else of_peers.CUDA
-    theirs: Builds = {name: build for name, build in known.items() if peers is None or name in peers}
+    theirs: Builds = {name: build for name, build in of_peers.PEERS.items() if peers is None or name in peers}
     shape = Case(seq=preset.tokens, heads=preset.heads, head_dim=preset.head_dim, dtype=DTYPES[0], interleaved=False)
     both = replace(shape, kv_heads=preset.kv_heads)
     eager = {name: theirs[name] for name in ("transformers",) if name in theirs}
@@ -250,14 +228,11 @@ def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | N
     normed: Builds = {FUSED: fused, SEPARATE: separate}
     groups = []
     for dtype in DTYPES:
-        rivals = ("onnxruntime",) if dtype == torch.float32 else ("transformers", "torch.compile")
         if device == "cpu":
-            builds = {**one, **{name: theirs[name] for name in rivals if name in theirs}}
+            builds = {**one, **(theirs if dtype == torch.bfloat16 else {})}
             groups.append(Group("one tensor", replace(shape, dtype=dtype), builds))
         decoded = replace(both, seq=1, offset=preset.tokens, dtype=dtype)
         groups.append(Group("one decoded token", decoded, {NEW: new, **eager}))
-        alike = replace(decoded, kv_heads=preset.heads)
-        groups.append(Group("one token, no kernels", alike, {REFERENCE: without_kernels, BY_HAND: by_hand}))
         groups.append(Group("norm and rotation", replace(both, dtype=dtype), normed))
     if device != "cpu":
         swept["gradients"] = gradients
@@ -291,7 +266,7 @@ def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
                     check(work, contender)
                 timed.append(contender)
         except Exception as error:
-            if name not in {**of_peers.CPU, **of_peers.CUDA}:
+            if name not in of_peers.PEERS:
                 raise
             reason = str(error).partition("\n")[0][:200]
             wrong = "wrong" if isinstance(error, AssertionError) else type(error).__name__
@@ -342,11 +317,9 @@ CPU_BOUNDS = (
     Bound("one tensor", "float32", NEW, (CLONE,), 0.40),
     *_both("one tensor", INTERLEAVED, GIVEN, 1.15),
     *_both("one tensor", BACKWARD, FORWARD, 1.10),
-    Bound("one tensor", "float32", GIVEN, ("onnxruntime",), 0.80),
     Bound("one tensor", "bfloat16", NEW, ("transformers",), 0.10),
     Bound("one tensor", "bfloat16", NEW, ("torch.compile",), 0.30),
     *_both("one decoded token", NEW, "transformers", 0.50),
-    *_both("one token, no kernels", REFERENCE, BY_HAND, 1.30),
     *_both("norm and rotation", FUSED, SEPARATE, 0.60),
 )
 
@@ -408,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preset", choices=PRESETS, help='default: "default", on a GPU "gpu"')
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
-    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(of_peers.CPU))
+    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(of_peers.PEERS))
     parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)

@@ -93,7 +93,7 @@ def test_a_run_is_recorded_and_reported(tmp_path: Path, capsys: pytest.CaptureFi
     assert "new output, float32, one decoded token / transformers" in printed
     records = rotation.last_run(out)
     assert [record["kind"] for record in records] == [
-        *("one tensor", "one decoded token", "one token, no kernels", "norm and rotation") * 2, "sweep", "sweep"
+        *("one tensor", "one decoded token", "norm and rotation") * 2, "sweep", "sweep"
     ]  # fmt: skip
     for record in records:
         assert {"run", "date", "commit", "device", "threads", "versions", "preset"} <= set(record)
@@ -107,10 +107,10 @@ def test_every_bound_is_measured_by_some_group() -> None:
     names: dict[tuple[str, str], set[str]] = {}
     for group in rotation.groups_of(TINY):
         work = Work(group.case, sets=1)
-        built = [build(work) for name, build in group.builds.items() if name not in peers.CPU]
+        built = [build(work) for name, build in group.builds.items() if name not in peers.PEERS]
         ours = {one.name for each in built for one in (each if isinstance(each, list) else [each])}
         dtype = str(group.case.dtype).removeprefix("torch.")
-        names.setdefault((group.kind, dtype), set()).update(ours, set(group.builds) & set(peers.CPU))
+        names.setdefault((group.kind, dtype), set()).update(ours, set(group.builds) & set(peers.PEERS))
     for bound in rotation.CPU_BOUNDS:
         assert {bound.contender, *bound.against} <= names[bound.kind, bound.dtype], bound.name
 
@@ -131,7 +131,7 @@ def wrong(work: Work) -> Contender:
 def test_peers_are_skipped_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Missing, broken or wrong peers are not timed; a wrong result of ours ends the run."""
     rivals = {"broken": broken, "missing": missing, "wrong": wrong}
-    monkeypatch.setattr(peers, "CPU", rivals)
+    monkeypatch.setattr(peers, "PEERS", rivals)
     monkeypatch.setattr(peers, "FEW", 2)
     builds = {"floors": rotation.floors, rotation.NEW: rotation.new, **rivals}
     record = rotation.measure(rotation.Group("sweep", CASE, builds), seconds=0.0)
