@@ -96,16 +96,6 @@ def test_positions_that_are_given_are_used() -> None:
         torch.testing.assert_close(torch.cat(parts, 1), out, atol=1e-11, rtol=0)
 
 
-def test_long_windows_go_in_blocks() -> None:
-    """A window over hundreds of tokens equals the whole mask, in one call and in chunks."""
-    layer, x = make_layer(sliding_window=5), torch.randn(1, 300, HIDDEN, dtype=torch.float64)
-    wanted = layer(x, need_weights=True)[0].detach()
-    cache = rw.KVCache(num_layers=1, batch=1, num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float64)
-    parts = [layer(part, cache=cache) for part in x.split([7, 1, 3, 288, 1], 1)]
-    for found in (layer(x).detach(), torch.cat(parts, 1)):
-        torch.testing.assert_close(found, wanted, atol=1e-11, rtol=0)
-
-
 EVENTS = st.sampled_from(["chunk", "chunk", "token", "cut", "choose"])
 MOST = 14  # tokens of a row
 COUNTS = st.lists(st.integers(0, MOST), min_size=3, max_size=3)

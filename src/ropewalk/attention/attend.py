@@ -86,8 +86,6 @@ def attend(
             return kernel.attend(AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
     if not rules.none:
         return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
-    if bias is None and seen.band:
-        return _attend_in_blocks(q, keys, values, seen, dropout)
     if bias is None and seen.first_key:
         keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
     batch, heads, seq, head_dim = q.shape
@@ -122,7 +120,7 @@ def _attend_by_rules(
     q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float, bias: Tensor | None, rules: LogitRules
 ) -> Tensor:
     """Attend without a fused kernel, a block of queries at a time."""
-    assert not any((seen.is_causal, seen.band, seen.first_key)), "rules need the whole mask"
+    assert not any((seen.is_causal, seen.first_key)), "rules need the whole mask"
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     added, outs = seen.additive(exact) if bias is None else bias, []
     for begin, end in open_blocks(q.shape[2]):
@@ -145,21 +143,6 @@ def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
     if q.device.type == "cpu":
         return True  # measured: 5 to 15 % faster than repeating, forward and backward
     return q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
-
-
-def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float) -> Tensor:
-    """Attend under a causal window in a long call, one block of queries at a time."""
-    seq, total, window = q.shape[2], keys.shape[2], seen.band
-    start, size, blocks = total - seq, max(window, 128), []
-    for begin in range(0, seq, size):
-        end = min(begin + size, seq)
-        first = max(0, start + begin - window + 1)
-        rows = torch.arange(start + begin, start + end, device=q.device)[:, None]
-        columns = torch.arange(first, start + end, device=q.device)[None, :]
-        near = Visibility(mask=(columns <= rows) & (columns > rows - window))
-        near_keys = slice(first, start + end)
-        blocks.append(attend(q[:, :, begin:end], keys[:, :, near_keys], values[:, :, near_keys], near, dropout))
-    return torch.cat(blocks, dim=2)
 
 
 def attend_openly(

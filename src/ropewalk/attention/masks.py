@@ -165,7 +165,6 @@ class Visibility:
     - `mask`: bool `[seq, keys]` or `[batch, 1, seq, keys]`, True for a visible key, or None.
     - `is_causal`: the kernel's own causal rule instead (`seq == keys`).
     - `first_key`: no query attends to an earlier key; the mask begins here.
-    - `band`: a window in tokens, for which queries are cut into blocks.
     - `build`: builds the mask when it is needed.
     - `bounds`: returns the intervals of visible keys of each query, for a kernel, or None.
     """
@@ -173,7 +172,6 @@ class Visibility:
     mask: Tensor | None = None
     is_causal: bool = False
     first_key: int = 0
-    band: int = 0
     build: Callable[[], Tensor] | None = field(default=None, repr=False)
     bounds: Callable[[], tuple[Bounds, ...] | None] = field(default=lambda: None, repr=False)
     _memo: Memo = field(init=False, repr=False)
@@ -184,7 +182,7 @@ class Visibility:
     @property
     def is_simple(self) -> bool:
         """Return whether no mask is needed, except the kernel's own causal rule."""
-        return self.mask is None and self.build is None and not self.band
+        return self.mask is None and self.build is None
 
     def whole_mask(self) -> Tensor | None:
         """Return the mask, built at the first call."""
@@ -370,8 +368,6 @@ class TokenLayout:
                 return Visibility(first_key=0 if window is None else self.total - window)
             if causal and window is not None:
                 first = max(0, self.start - window + 1)
-                if self.seq > 2 * window and not torch.compiler.is_compiling():
-                    return Visibility(band=window)
                 return Visibility(build=lambda: self._mask(causal, window, first), first_key=first)
         if self.plain and not causal and window is None:
             return Visibility()
