@@ -14,9 +14,10 @@ import argparse
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,6 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-import peers as of_peers  # noqa: E402
-from peers import Contender, Skip, Tensors, Work  # noqa: E402
 from records import (  # noqa: E402
     RESULTS,
     Record,
@@ -35,7 +34,7 @@ from records import (  # noqa: E402
     last_run,
     use_instructions,
 )
-from timing import Call, CudaClock, cpu_clock, interleave  # noqa: E402
+from timing import Call, CudaClock, Timed, cpu_clock, interleave, last_level_cache  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
 from ropewalk.models.norm import RMSNorm  # noqa: E402
@@ -43,6 +42,10 @@ from tests import oracle  # noqa: E402
 from tests.rotation.backends import truth  # noqa: E402
 from tests.rotation.backends.cases import THETA, Case  # noqa: E402
 
+Tensors = tuple[Tensor, ...]
+FEW = 128  # sets at most: the smallest cases would need thousands
+WHOLE = 2**30  # bytes of a set that exceeds every cache: one set is enough
+EPS = 4.0  # of the dtype: others round tables, two products and a sum to the model's dtype
 DTYPES = (torch.float32, torch.bfloat16)
 TOKENS = 24  # of a long case, evenly spread, the first and the last among them
 COPY, CLONE = "copy", "clone"
@@ -52,6 +55,65 @@ FORWARD, BACKWARD = "ropewalk, forward", "ropewalk, backward"
 FUSED, SEPARATE = "ropewalk, qk_norm_rotate", "ropewalk, norm then rotate"
 NORM_EPS = 1e-6
 NORM_ROUNDINGS = 8.0  # eps of the dtype: the norm's own, and one more to 16 bits if it is a step of its own
+
+
+# -- the work ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contender(Timed):
+    """One way to do the work on each set of buffers.
+
+    - `read`: makes the rotated tensors, in the case's layout, of what a call returned; None if nothing is rotated.
+    - `interleaved`: its pairing, if it is not the case's.
+    - `eps`: the rounding that it is allowed, if it is not ours; see `check`.
+    - `before`: what it does to tensor number n before the rotation, in float64.
+    """
+
+    read: Callable[[Any], Tensors] | None = None
+    eps: float = 0.0
+    before: Callable[[int, np.ndarray], np.ndarray] | None = None
+    interleaved: bool | None = None
+    inverse: bool = False
+
+
+@dataclass
+class Work:
+    """A case in `sets` copies, so that a round of all of them exceeds the last-level cache several times.
+
+    `inputs[i]` are queries and keys (or only queries) of set i, `outs[i]` memory for the result, shared by all who can
+    write into it; `spare()` returns copies for those who work in place. Tables are float32 `[seq, pairs]`.
+    """
+
+    case: Case
+    device: str = "cpu"
+    sets: int = 0
+    inputs: list[Tensors] = field(init=False)
+    outs: list[Tensors] = field(init=False)
+    cos: Tensor = field(init=False)
+    sin: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sets = self.sets or sets_for(self.case.bytes, self.device)
+        first = self.case.tensors(self.device)
+        self.inputs = [first, *(tuple(x.clone() for x in first) for _ in range(self.sets - 1))]
+        self.outs = [tuple(torch.zeros_like(x) for x in first) for _ in range(self.sets)]
+        self.cos, self.sin = self.case.cos_sin(self.device)
+
+    def spare(self) -> list[Tensors]:
+        """Return copies of the inputs."""
+        return [tuple(x.clone() for x in tensors) for tensors in self.inputs]
+
+    def each(self, make: Callable[[int], Call]) -> list[Call]:
+        """Return `make(i)` for each set."""
+        return [make(i) for i in range(self.sets)]
+
+
+def sets_for(size: int, device: str = "cpu") -> int:
+    """Return how many sets of `size` bytes in and as many out exceed the last-level cache four times."""
+    if device != "cpu" or size >= WHOLE:
+        return 1
+    return max(2, min(FEW, -(-4 * last_level_cache() // (2 * size))))
 
 
 # -- correctness ------------------------------------------------------------------------------------------------------
@@ -179,6 +241,40 @@ def _weight(work: Work) -> Tensor:
     return torch.linspace(0.5, 1.5, work.case.head_dim).to(work.device, work.case.dtype)
 
 
+def transformers(work: Work, name: str = "transformers", wrap: Callable[[Any], Any] = lambda made: made) -> Contender:
+    """Call transformers' eager function of Llama; `wrap` may compile it.
+
+    Tables have the dtype of the model, as its rotary embedding makes them.
+    """
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    function = wrap(apply_rotary_pos_emb)
+    cos, sin = (torch.cat((table, table), -1)[None].to(work.case.dtype) for table in (work.cos, work.sin))
+
+    def make(i: int) -> Call:
+        q, *rest = (x.transpose(1, 2) for x in work.inputs[i])
+        k = rest[0] if rest else q[:, :0]  # it takes both: keys of no heads cost it next to nothing
+        return lambda: function(q, k, cos, sin)
+
+    def read(returned: Any) -> Tensors:
+        return tuple(x.transpose(1, 2) for x in returned[: len(work.inputs[0])])
+
+    return Contender(name, work.each(make), read, eps=EPS)
+
+
+def compiled(work: Work) -> Contender:
+    """Compile transformers' function for the shape that is timed: static shapes, one graph.
+
+    Earlier compiled code is dropped, so that no limit on recompiling is reached.
+    """
+    torch.compiler.reset()
+    return transformers(work, "torch.compile", lambda made: torch.compile(made, dynamic=False, fullgraph=True))
+
+
+PEERS: dict[str, Callable[[Work], Contender]] = {"transformers": transformers, "torch.compile": compiled}
+"""The packages that compete with ours: nothing is converted inside a timed call."""
+
+
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +314,7 @@ class Group:
 
 def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | None = None) -> list[Group]:
     """Return every group of a run, the bounds' own first; `peers` names those that take part (None: all)."""
-    theirs: Builds = {name: build for name, build in of_peers.PEERS.items() if peers is None or name in peers}
+    theirs: Builds = {name: build for name, build in PEERS.items() if peers is None or name in peers}
     shape = Case(seq=preset.tokens, heads=preset.heads, head_dim=preset.head_dim, dtype=DTYPES[0], interleaved=False)
     both = replace(shape, kv_heads=preset.kv_heads)
     eager = {name: theirs[name] for name in ("transformers",) if name in theirs}
@@ -252,25 +348,17 @@ def run(
 
 
 def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
-    """Build the group's contenders, check each, and time those that are right.
+    """Build the group's contenders, check each, and time them.
 
-    Raises AssertionError if one of ours is wrong. A peer that is missing, fails or is wrong is skipped with its reason.
+    Raises AssertionError if one is wrong.
     """
-    case, work = group.case, Work(group.case, device)
-    timed, skipped = [], {}
-    for name, build in group.builds.items():
-        try:
-            built = build(work)
-            for contender in built if isinstance(built, list) else [built]:
-                if contender.read is not None:
-                    check(work, contender)
-                timed.append(contender)
-        except Exception as error:
-            if name not in of_peers.PEERS:
-                raise
-            reason = str(error).partition("\n")[0][:200]
-            wrong = "wrong" if isinstance(error, AssertionError) else type(error).__name__
-            skipped[name] = reason if isinstance(error, Skip) else f"{wrong}: {reason}"
+    case, work, timed = group.case, Work(group.case, device), list[Contender]()
+    for build in group.builds.values():
+        built = build(work)
+        for contender in built if isinstance(built, list) else [built]:
+            if contender.read is not None:
+                check(work, contender)
+            timed.append(contender)
     clock = cpu_clock if device == "cpu" else CudaClock(device)
     return {
         "kind": group.kind,
@@ -281,8 +369,7 @@ def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
         "sets": work.sets,
         "seconds": seconds,
         "backends": rw.explain_backends(work.inputs[0][0]).splitlines()[1:],
-        "microseconds": interleave(timed, seconds=seconds, clock=clock) if timed else {},
-        "skipped": skipped,
+        "microseconds": interleave(timed, seconds=seconds, clock=clock),
     }
 
 
@@ -353,7 +440,7 @@ def shares(records: Sequence[Record]) -> dict[str, dict[str, list[tuple[int, flo
 
 
 def report(records: Sequence[Record]) -> str:
-    """Return the bounds, the sweep, and who was skipped, as text."""
+    """Return the bounds and the sweep, as text."""
     first = records[0]
     judged = PRESETS[first["preset"]].judged
     title = "Bounds: ratios of medians" if judged else "Ratios of medians; the shapes are too small to judge"
@@ -370,8 +457,6 @@ def report(records: Sequence[Record]) -> str:
         for name, curve in curves.items():
             found = dict(curve)
             lines.append(f"  {name:24}" + "".join(f"{found[n]:>9.0%}" if n in found else f"{'-':>9}" for n in sizes))
-    skipped = {(name, reason) for record in records for name, reason in record.get("skipped", {}).items()}
-    lines += ["", *(f"not timed: {name}: {reason}" for name, reason in sorted(skipped))] if skipped else []
     return "\n".join(lines)
 
 
@@ -381,7 +466,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preset", choices=PRESETS, help='default: "default", on a GPU "gpu"')
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
-    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(of_peers.PEERS))
+    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(PEERS))
     parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)

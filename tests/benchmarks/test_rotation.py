@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import peers
 import pytest
 import rotation
 import torch
-from peers import Contender, Skip, Work
+from rotation import Contender, Work
 from timing import Call, Timed, interleave
 
 import ropewalk as rw
@@ -77,13 +76,13 @@ def test_products_rounded_to_sixteen_bits() -> None:
 
     with pytest.raises(AssertionError):
         rotation.check(work, rotated(work, change))
-    rotation.check(work, rotated(work, change, eps=peers.EPS))
+    rotation.check(work, rotated(work, change, eps=rotation.EPS))
 
 
 def test_a_run_is_recorded_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     """Every group becomes a JSON line; the last run of the file can be reported again."""
     monkeypatch.setitem(rotation.PRESETS, "quick", TINY)
-    monkeypatch.setattr(peers, "FEW", 2)
+    monkeypatch.setattr(rotation, "FEW", 2)
     out = tmp_path / "results" / "rotation.jsonl"
     rotation.append(out, {"run": "another", "kind": "gate"})
     rotation.main(["--preset", "quick", "--seconds", "0", "--peers", "transformers", "--out", str(out)])
@@ -107,20 +106,12 @@ def test_every_bound_is_measured_by_some_group() -> None:
     names: dict[tuple[str, str], set[str]] = {}
     for group in rotation.groups_of(TINY):
         work = Work(group.case, sets=1)
-        built = [build(work) for name, build in group.builds.items() if name not in peers.PEERS]
+        built = [build(work) for name, build in group.builds.items() if name not in rotation.PEERS]
         ours = {one.name for each in built for one in (each if isinstance(each, list) else [each])}
         dtype = str(group.case.dtype).removeprefix("torch.")
-        names.setdefault((group.kind, dtype), set()).update(ours, set(group.builds) & set(peers.PEERS))
+        names.setdefault((group.kind, dtype), set()).update(ours, set(group.builds) & set(rotation.PEERS))
     for bound in rotation.CPU_BOUNDS:
         assert {bound.contender, *bound.against} <= names[bound.kind, bound.dtype], bound.name
-
-
-def broken(work: Work) -> Contender:
-    raise RuntimeError("no such\noperator")
-
-
-def missing(work: Work) -> Contender:
-    raise Skip("not installed")
 
 
 def wrong(work: Work) -> Contender:
@@ -128,16 +119,8 @@ def wrong(work: Work) -> Contender:
     return Contender("wrong", calls, tuple, eps=4.0)
 
 
-def test_peers_are_skipped_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing, broken or wrong peers are not timed; a wrong result of ours ends the run."""
-    rivals = {"broken": broken, "missing": missing, "wrong": wrong}
-    monkeypatch.setattr(peers, "PEERS", rivals)
-    monkeypatch.setattr(peers, "FEW", 2)
-    builds = {"floors": rotation.floors, rotation.NEW: rotation.new, **rivals}
-    record = rotation.measure(rotation.Group("sweep", CASE, builds), seconds=0.0)
-    assert set(record["microseconds"]) == {"copy", rotation.NEW}
-    assert record["skipped"].pop("wrong").startswith("wrong: wrong, float32 half")
-    assert record["skipped"] == {"missing": "not installed", "broken": "RuntimeError: no such"}
+def test_a_wrong_result_ends_the_run() -> None:
+    """Before anything is timed."""
     with pytest.raises(AssertionError, match="wrong, float32"):
         rotation.measure(rotation.Group("sweep", CASE, {rotation.NEW: wrong}), seconds=0.0)
 
@@ -162,7 +145,7 @@ def record(kind: str = "sweep", dtype: str = "bfloat16", tokens: int = 64, **med
     names = {"ours": rotation.NEW, "given": rotation.GIVEN, "jax": "jax.jit"}
     times = {names.get(name, name): {"p20": p50, "p50": p50, "p80": p50} for name, p50 in medians.items()}
     return {"kind": kind, "dtype": dtype, "tokens": tokens, "case": f"{dtype} {tokens}", "bytes": 1000 * tokens,
-            "microseconds": times, "skipped": {}}  # fmt: skip
+            "microseconds": times}  # fmt: skip
 
 
 def test_bounds() -> None:
