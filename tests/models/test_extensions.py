@@ -114,14 +114,14 @@ def test_impossible_settings_are_refused() -> None:
 
 @pytest.mark.rejects
 def test_impossible_uses_are_refused():
-    """Positions of one's own, both ways at once, lengths for another number of rows."""
+    """Positions of one's own, both ways at once, a length for each row."""
     model, ids = make_model(ReRoPE(window=4)), torch.randint(0, 50, (2, 6))
     with pytest.raises(rw.RopeError, match="computes positions itself"):
         model(ids, position_ids=torch.arange(6))
     with pytest.raises(rw.RopeError, match="causal"):
         Attention(32, HEADS, rope=ROPE, causal=False, extension=ReRoPE(window=4))
-    with pytest.raises(rw.RopeError, match="one entry for each row"):
-        model.with_positions(rope=HALF["dynamic"])(ids, seq_len=torch.tensor([6, 12, 18]))
+    with pytest.raises(rw.RopeError, match="one number for all rows"):
+        model.with_positions(rope=HALF["dynamic"])(ids, seq_len=torch.tensor([6, 12]))
     with pytest.raises(rw.RopeError, match="with a rope over all earlier tokens"):
         model.with_positions(rope=None)
 

@@ -41,12 +41,12 @@ def fresh_start(model: Decoder, prompt: list[int], count: int, final: int) -> li
 
 @pytest.mark.parametrize("scaling", [None, PHIMOE, DynamicNTK(2.0)])
 def test_batches_equal_fresh_starts(scaling: Any) -> None:
-    """Unequal prompts together: each row's frequencies are those of prompt + max_new_tokens, as in a fresh start."""
-    model = make(scaling)
-    wanted = [fresh_start(model, prompt, 18, final=len(prompt) + 18) for prompt in PROMPTS]
+    """Unequal prompts together: frequencies are those of the longest prompt + max_new_tokens, as in a fresh start."""
+    model, final = make(scaling), max(map(len, PROMPTS)) + 18
+    wanted = [fresh_start(model, prompt, 18, final=final) for prompt in PROMPTS]
     assert len({tuple(w[-9:]) for w in wanted}) > 1
     assert generate(model, PROMPTS, max_new_tokens=18) == wanted
-    assert [generate(model, [prompt], max_new_tokens=18)[0] for prompt in PROMPTS] == wanted
+    assert [generate(model, [prompt], max_new_tokens=18, seq_len=final)[0] for prompt in PROMPTS] == wanted
     fixed = [fresh_start(model, prompt, 18, final=60) for prompt in PROMPTS]
     assert generate(model, PROMPTS, max_new_tokens=18, seq_len=60) == fixed
 

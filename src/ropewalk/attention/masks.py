@@ -16,8 +16,6 @@ from ropewalk.rope.values import checked
 from ropewalk.rotation.backends.request import Bounds
 
 ValueT = TypeVar("ValueT")
-SeqLen = int | Tensor
-"""A length in tokens for length-dependent frequencies: one for all rows, or int64 `[batch]`."""
 
 
 class Memo:
@@ -55,28 +53,21 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
 
 
-def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
-    """Return the length, or each row's, as Python numbers, for use in a key."""
-    if isinstance(seq_len, Tensor):
-        return tuple(seq_len.tolist()) if seq_len.ndim else int(seq_len)
-    return seq_len
-
-
 class SlotTables:
     """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, tuple[Hashable, int, tuple[Tensor, Tensor, float]]] = {}
+        self._held: dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]] = {}
 
     def of(
         self,
         rule: Hashable,
-        seq_len: SeqLen | None,
+        seq_len: int | None,
         total: int,
         capacity: int,
         make: Callable[[int], tuple[Tensor, Tensor, float]],
     ) -> tuple[Tensor, Tensor, float]:
-        """Return cos and sin `[total, pairs]` or `[batch, total, pairs]`, and the factor.
+        """Return cos and sin `[total, pairs]`, and the factor.
 
         **Arguments:**
 
@@ -84,12 +75,11 @@ class SlotTables:
         - `total`: slots to return; `capacity`: slots to build the tables for.
         - `make`: builds the tables of a number of slots.
         """
-        lengths = lengths_of(seq_len)
-        of_lengths, slots, tables = self._held.get(rule, (None, 0, None))
-        if tables is None or slots < total or of_lengths != lengths:
+        length, slots, tables = self._held.get(rule, (None, 0, None))
+        if tables is None or slots < total or length != seq_len:
             slots = max(total, capacity)
             tables = make(slots)
-            self._held[rule] = lengths, slots, tables
+            self._held[rule] = seq_len, slots, tables
         cos, sin, scale = tables
         return cos[..., :total, :], sin[..., :total, :], scale
 
