@@ -65,15 +65,15 @@ $(OLDEST_ENV)/.ready: $(READY)
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/rotation.py
 	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/forward.py
 
-# Check and time everything that needs a GPU, in MINUTES; each result is saved at once, and the same command resumes. MODEL is
-# SmolLM2's GGUF, TEXTS a folder of long texts. SMALL=1 runs it in Triton's interpreter with tiny sizes. It takes
-# this checkout's environment if there is one, else the machine's own Python, and installs nothing.
+# Test and time what needs a GPU. It takes this checkout's environment if there is one, else the machine's own Python, and
+# installs nothing.
+GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu:
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py --minutes $(or $(MINUTES),9) $(if $(SMALL),--small) \
-	  $(if $(MODEL),--model $(MODEL)) $(if $(TEXTS),--texts $(TEXTS))
+	$(GPU_PYTHON) -m pytest -q tests/gpu
+	$(GPU_PYTHON) -m pytest -q tests/rotation/backends -k "cuda or triton" -m "not slow"
+	$(GPU_PYTHON) benchmarks/rotation.py --device cuda
 
 # Run checkpoints of many families in engines, and record which rope each applies: benchmarks/results/engines.json and the
 # tables of docs/engines.md. ENGINES chooses: mlx,llama.cpp,onnx,vllm. Each has an environment in build/engines with the

@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from records import RESULTS, add_again, concluded, environment, essentials, excerpt, started
-from rule_again import Rule
 
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import load_live
@@ -117,8 +116,7 @@ def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     for count in LOOKS:
         decision, reached = concluded(run, count, METHOD[name])
         found[str(count)] = {"action": decision.action, "method": decision.method, "length": decision.length,
-                             **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")},
-                             "again": Rule(run, count).decide()[0][:3]}  # fmt: skip
+                             **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")}}  # fmt: skip
     return found
 
 
@@ -146,8 +144,6 @@ def summed_up(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str
             "covered": _share(look["low"] <= window and (look["high"] is None or window <= look["high"])
                               for window, look in each if look["low"] is not None),
             "promised_more": _share(look["length"] > window for window, look in each if look["length"] is not None),
-            "differ": _share(tuple(look["again"]) != (look["action"], look["method"], look["length"])
-                             for _, look in each),
             "decided": _share(look["action"] == ("keep" if name == "smollm2" else "extend") for _, look in each),
             "same_answer": _share((a["action"], a["method"]) == (b["action"], b["method"]) for a, b in pairs),
             "same_length": _share(abs(a - b) <= step for a, b in both),

@@ -28,8 +28,7 @@ Record = dict[str, Any]
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 RESULTS = CHECKOUT / "benchmarks" / "results"
-PACKAGES = ("ropewalk", "torch", "transformers", "numpy", "onnxruntime", "openvino", "jax", "rotary-embedding-torch",
-            "triton", "liger-kernel", "flash-attn")  # fmt: skip
+PACKAGES = ("ropewalk", "torch", "transformers", "numpy", "triton")
 
 
 def environment(device: str = "cpu") -> Record:

@@ -3,9 +3,9 @@
 Each contender's result is compared with a float64 oracle. Then contenders take turns, and ratios are of medians.
 Records are appended to `results/rotation.jsonl`. Usage:
 
-    python benchmarks/rotation.py [--preset quick] [--instructions avx2] [--from RECORDS]
+    python benchmarks/rotation.py [--preset quick] [--instructions avx2] [--device cuda] [--from RECORDS]
 
-`gpu.py` runs the groups on a GPU.
+With `--device cuda` the groups run on a GPU, and records go to `results/gpu-rotation.jsonl`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-import peers as of_peers  # noqa: E402
-from peers import EPS, Contender, Skip, Tensors, Work  # noqa: E402
 from records import (  # noqa: E402
     RESULTS,
     Record,
@@ -36,7 +34,7 @@ from records import (  # noqa: E402
     last_run,
     use_instructions,
 )
-from timing import Call, CudaClock, cpu_clock, interleave  # noqa: E402
+from timing import Call, CudaClock, Timed, cpu_clock, interleave, last_level_cache  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
 from ropewalk.models.norm import RMSNorm  # noqa: E402
@@ -44,16 +42,78 @@ from tests import oracle  # noqa: E402
 from tests.rotation.backends import truth  # noqa: E402
 from tests.rotation.backends.cases import THETA, Case  # noqa: E402
 
+Tensors = tuple[Tensor, ...]
+FEW = 128  # sets at most: the smallest cases would need thousands
+WHOLE = 2**30  # bytes of a set that exceeds every cache: one set is enough
+EPS = 4.0  # of the dtype: others round tables, two products and a sum to the model's dtype
 DTYPES = (torch.float32, torch.bfloat16)
 TOKENS = 24  # of a long case, evenly spread, the first and the last among them
 COPY, CLONE = "copy", "clone"
 IN_PLACE, GIVEN, NEW = "ropewalk, in place", "ropewalk, given output", "ropewalk, new output"
 INTERLEAVED = "ropewalk, given output, interleaved"
-REFERENCE, BY_HAND = "ropewalk, without kernels", "by hand"
 FORWARD, BACKWARD = "ropewalk, forward", "ropewalk, backward"
 FUSED, SEPARATE = "ropewalk, qk_norm_rotate", "ropewalk, norm then rotate"
 NORM_EPS = 1e-6
 NORM_ROUNDINGS = 8.0  # eps of the dtype: the norm's own, and one more to 16 bits if it is a step of its own
+
+
+# -- the work ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contender(Timed):
+    """One way to do the work on each set of buffers.
+
+    - `read`: makes the rotated tensors, in the case's layout, of what a call returned; None if nothing is rotated.
+    - `interleaved`: its pairing, if it is not the case's.
+    - `eps`: the rounding that it is allowed, if it is not ours; see `check`.
+    - `before`: what it does to tensor number n before the rotation, in float64.
+    """
+
+    read: Callable[[Any], Tensors] | None = None
+    eps: float = 0.0
+    before: Callable[[int, np.ndarray], np.ndarray] | None = None
+    interleaved: bool | None = None
+    inverse: bool = False
+
+
+@dataclass
+class Work:
+    """A case in `sets` copies, so that a round of all of them exceeds the last-level cache several times.
+
+    `inputs[i]` are queries and keys (or only queries) of set i, `outs[i]` memory for the result, shared by all who can
+    write into it; `spare()` returns copies for those who work in place. Tables are float32 `[seq, pairs]`.
+    """
+
+    case: Case
+    device: str = "cpu"
+    sets: int = 0
+    inputs: list[Tensors] = field(init=False)
+    outs: list[Tensors] = field(init=False)
+    cos: Tensor = field(init=False)
+    sin: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sets = self.sets or sets_for(self.case.bytes, self.device)
+        first = self.case.tensors(self.device)
+        self.inputs = [first, *(tuple(x.clone() for x in first) for _ in range(self.sets - 1))]
+        self.outs = [tuple(torch.zeros_like(x) for x in first) for _ in range(self.sets)]
+        self.cos, self.sin = self.case.cos_sin(self.device)
+
+    def spare(self) -> list[Tensors]:
+        """Return copies of the inputs."""
+        return [tuple(x.clone() for x in tensors) for tensors in self.inputs]
+
+    def each(self, make: Callable[[int], Call]) -> list[Call]:
+        """Return `make(i)` for each set."""
+        return [make(i) for i in range(self.sets)]
+
+
+def sets_for(size: int, device: str = "cpu") -> int:
+    """Return how many sets of `size` bytes in and as many out exceed the last-level cache four times."""
+    if device != "cpu" or size >= WHOLE:
+        return 1
+    return max(2, min(FEW, -(-4 * last_level_cache() // (2 * size))))
 
 
 # -- correctness ------------------------------------------------------------------------------------------------------
@@ -123,25 +183,6 @@ def given(work: Work, *, other: bool = False) -> Contender:
     return Contender(INTERLEAVED if other else GIVEN, work.each(make), tuple, interleaved=pairing)
 
 
-def without_kernels(work: Work) -> Contender:
-    """Rotate by the expression that serves if no extension was compiled."""
-    options: dict[str, Any] = {"interleaved": work.case.interleaved, "backend": "reference"}
-    return Contender(
-        REFERENCE, work.each(lambda i: lambda: rw.rotate_qk(*work.inputs[i], work.cos, work.sin, **options)), tuple
-    )
-
-
-def by_hand(work: Work) -> Contender:
-    """Rotate by x * cos + rotate_half(x) * sin, with ready tables of the whole head in the dtype of the features."""
-    cos, sin = (torch.cat((table, table), -1)[:, None].to(work.case.dtype) for table in (work.cos, work.sin))
-    half = work.case.head_dim // 2
-
-    def rotated(x: Tensor) -> Tensor:
-        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
-
-    return Contender(BY_HAND, work.each(lambda i: lambda: [rotated(x) for x in work.inputs[i]]), tuple, eps=EPS)
-
-
 def gradients(work: Work) -> list[Contender]:
     """Return the forward pass under autograd, and the backward pass by itself."""
     leaves = [tuple(x.clone().requires_grad_() for x in tensors) for tensors in work.inputs]
@@ -200,6 +241,40 @@ def _weight(work: Work) -> Tensor:
     return torch.linspace(0.5, 1.5, work.case.head_dim).to(work.device, work.case.dtype)
 
 
+def transformers(work: Work, name: str = "transformers", wrap: Callable[[Any], Any] = lambda made: made) -> Contender:
+    """Call transformers' eager function of Llama; `wrap` may compile it.
+
+    Tables have the dtype of the model, as its rotary embedding makes them.
+    """
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    function = wrap(apply_rotary_pos_emb)
+    cos, sin = (torch.cat((table, table), -1)[None].to(work.case.dtype) for table in (work.cos, work.sin))
+
+    def make(i: int) -> Call:
+        q, *rest = (x.transpose(1, 2) for x in work.inputs[i])
+        k = rest[0] if rest else q[:, :0]  # it takes both: keys of no heads cost it next to nothing
+        return lambda: function(q, k, cos, sin)
+
+    def read(returned: Any) -> Tensors:
+        return tuple(x.transpose(1, 2) for x in returned[: len(work.inputs[0])])
+
+    return Contender(name, work.each(make), read, eps=EPS)
+
+
+def compiled(work: Work) -> Contender:
+    """Compile transformers' function for the shape that is timed: static shapes, one graph.
+
+    Earlier compiled code is dropped, so that no limit on recompiling is reached.
+    """
+    torch.compiler.reset()
+    return transformers(work, "torch.compile", lambda made: torch.compile(made, dynamic=False, fullgraph=True))
+
+
+PEERS: dict[str, Callable[[Work], Contender]] = {"transformers": transformers, "torch.compile": compiled}
+"""The packages that compete with ours: nothing is converted inside a timed call."""
+
+
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +298,7 @@ class Preset:
 PRESETS = {
     "default": Preset("default"),
     "quick": Preset("quick", tokens=64, sweep=(16, 64), heads=8, kv_heads=2, seconds=0.2, judged=False),
+    "gpu": Preset("gpu", tokens=8192, sweep=(64, 1024, 8192, 131_072), seconds=3.0, judged=False),
 }
 Builds = dict[str, Callable[[Work], Contender | list[Contender]]]
 
@@ -238,8 +314,7 @@ class Group:
 
 def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | None = None) -> list[Group]:
     """Return every group of a run, the bounds' own first; `peers` names those that take part (None: all)."""
-    known = of_peers.CPU if device == "cpu" else of_peers.CUDA
-    theirs: Builds = {name: build for name, build in known.items() if peers is None or name in peers}
+    theirs: Builds = {name: build for name, build in PEERS.items() if peers is None or name in peers}
     shape = Case(seq=preset.tokens, heads=preset.heads, head_dim=preset.head_dim, dtype=DTYPES[0], interleaved=False)
     both = replace(shape, kv_heads=preset.kv_heads)
     eager = {name: theirs[name] for name in ("transformers",) if name in theirs}
@@ -249,14 +324,11 @@ def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | N
     normed: Builds = {FUSED: fused, SEPARATE: separate}
     groups = []
     for dtype in DTYPES:
-        rivals = ("onnxruntime",) if dtype == torch.float32 else ("transformers", "torch.compile")
         if device == "cpu":
-            builds = {**one, **{name: theirs[name] for name in rivals if name in theirs}}
+            builds = {**one, **(theirs if dtype == torch.bfloat16 else {})}
             groups.append(Group("one tensor", replace(shape, dtype=dtype), builds))
         decoded = replace(both, seq=1, offset=preset.tokens, dtype=dtype)
         groups.append(Group("one decoded token", decoded, {NEW: new, **eager}))
-        alike = replace(decoded, kv_heads=preset.heads)
-        groups.append(Group("one token, no kernels", alike, {REFERENCE: without_kernels, BY_HAND: by_hand}))
         groups.append(Group("norm and rotation", replace(both, dtype=dtype), normed))
     if device != "cpu":
         swept["gradients"] = gradients
@@ -265,34 +337,28 @@ def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | N
     return groups
 
 
-def run(preset: Preset, *, seconds: float | None = None, peers: Sequence[str] | None = None) -> Iterator[Record]:
+def run(
+    preset: Preset, *, device: str = "cpu", seconds: float | None = None, peers: Sequence[str] | None = None
+) -> Iterator[Record]:
     """Check and time each group; yield its record. `seconds` for each group replaces the preset's."""
-    shared = {"run": uuid.uuid4().hex[:12], "preset": preset.name, "place": "cpu", **environment()}
-    for group in groups_of(preset, peers=peers):
+    shared = {"run": uuid.uuid4().hex[:12], "preset": preset.name, **environment(device)}
+    for group in groups_of(preset, device=device, peers=peers):
         print(f"{group.kind}: {group.case.name}", file=sys.stderr, flush=True)
-        yield {**measure(group, seconds=preset.seconds if seconds is None else seconds), **shared}
+        yield {**measure(group, device=device, seconds=preset.seconds if seconds is None else seconds), **shared}
 
 
 def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
-    """Build the group's contenders, check each, and time those that are right.
+    """Build the group's contenders, check each, and time them.
 
-    Raises AssertionError if one of ours is wrong. A peer that is missing, fails or is wrong is skipped with its reason.
+    Raises AssertionError if one is wrong.
     """
-    case, work = group.case, Work(group.case, device)
-    timed, skipped = [], {}
-    for name, build in group.builds.items():
-        try:
-            built = build(work)
-            for contender in built if isinstance(built, list) else [built]:
-                if contender.read is not None:
-                    check(work, contender)
-                timed.append(contender)
-        except Exception as error:
-            if name not in {**of_peers.CPU, **of_peers.CUDA}:
-                raise
-            reason = str(error).partition("\n")[0][:200]
-            wrong = "wrong" if isinstance(error, AssertionError) else type(error).__name__
-            skipped[name] = reason if isinstance(error, Skip) else f"{wrong}: {reason}"
+    case, work, timed = group.case, Work(group.case, device), list[Contender]()
+    for build in group.builds.values():
+        built = build(work)
+        for contender in built if isinstance(built, list) else [built]:
+            if contender.read is not None:
+                check(work, contender)
+            timed.append(contender)
     clock = cpu_clock if device == "cpu" else CudaClock(device)
     return {
         "kind": group.kind,
@@ -303,8 +369,7 @@ def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
         "sets": work.sets,
         "seconds": seconds,
         "backends": rw.explain_backends(work.inputs[0][0]).splitlines()[1:],
-        "microseconds": interleave(timed, seconds=seconds, clock=clock) if timed else {},
-        "skipped": skipped,
+        "microseconds": interleave(timed, seconds=seconds, clock=clock),
     }
 
 
@@ -339,11 +404,9 @@ CPU_BOUNDS = (
     Bound("one tensor", "float32", NEW, (CLONE,), 0.40),
     *_both("one tensor", INTERLEAVED, GIVEN, 1.15),
     *_both("one tensor", BACKWARD, FORWARD, 1.10),
-    Bound("one tensor", "float32", GIVEN, ("onnxruntime",), 0.80),
     Bound("one tensor", "bfloat16", NEW, ("transformers",), 0.10),
     Bound("one tensor", "bfloat16", NEW, ("torch.compile",), 0.30),
     *_both("one decoded token", NEW, "transformers", 0.50),
-    *_both("one token, no kernels", REFERENCE, BY_HAND, 1.30),
     *_both("norm and rotation", FUSED, SEPARATE, 0.60),
 )
 
@@ -377,7 +440,7 @@ def shares(records: Sequence[Record]) -> dict[str, dict[str, list[tuple[int, flo
 
 
 def report(records: Sequence[Record]) -> str:
-    """Return the bounds, the sweep, and who was skipped, as text."""
+    """Return the bounds and the sweep, as text."""
     first = records[0]
     judged = PRESETS[first["preset"]].judged
     title = "Bounds: ratios of medians" if judged else "Ratios of medians; the shapes are too small to judge"
@@ -394,18 +457,17 @@ def report(records: Sequence[Record]) -> str:
         for name, curve in curves.items():
             found = dict(curve)
             lines.append(f"  {name:24}" + "".join(f"{found[n]:>9.0%}" if n in found else f"{'-':>9}" for n in sizes))
-    skipped = {(name, reason) for record in records for name, reason in record.get("skipped", {}).items()}
-    lines += ["", *(f"not timed: {name}: {reason}" for name, reason in sorted(skipped))] if skipped else []
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report, or report the last run of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, default="default")
+    parser.add_argument("--preset", choices=PRESETS, help='default: "default", on a GPU "gpu"')
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
-    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(of_peers.CPU))
-    parser.add_argument("--out", type=Path, default=RESULTS / "rotation.jsonl", help="append records to this file")
+    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(PEERS))
+    parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)
     options = parser.parse_args(arguments)
@@ -413,9 +475,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.source is not None:
         records = last_run(options.source)
     else:
-        records = []
-        for record in run(PRESETS[options.preset], seconds=options.seconds, peers=options.peers):
-            append(options.out, record)
+        on_cpu, records = options.device == "cpu", []
+        out = options.out or RESULTS / ("rotation.jsonl" if on_cpu else "gpu-rotation.jsonl")
+        preset = PRESETS[options.preset or ("default" if on_cpu else "gpu")]
+        for record in run(preset, device=options.device, seconds=options.seconds, peers=options.peers):
+            append(out, record)
             records.append(record)
     print(report(records))
 

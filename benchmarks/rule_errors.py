@@ -65,7 +65,7 @@ def draw(cell: Cell, random: np.random.Generator) -> dict[str, Any]:
     design = Design(trained_length=cell.trained, target=cell.target, windows=1)
     starts = np.array([low for low, _ in layout.ranges()])
     far, inside = np.arange(len(starts)) < layout.far, np.array([end <= cell.trained for _, end in design.blocks])
-    early = [n for n in range(layout.far) if starts[n // 4 * 4 + 3] + 2 * SIZE <= cell.trained][:24]
+    early = [n for n in range(layout.far) if starts[n // 4 * 4 + 3] + 2 * SIZE <= cell.trained][:48]
 
     def chosen(share: np.ndarray) -> np.ndarray:
         grouped = np.broadcast_to(share, (count, len(share))).reshape(count, -1, 4)

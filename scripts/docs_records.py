@@ -302,43 +302,21 @@ def attention() -> str:
     return f"{table(['attention', 'dtype', *runs], rows)}\n\n{measured_on(runs)}"
 
 
+FORWARDS = ("ropewalk bfloat16", "ropewalk float32", "transformers bfloat16", "transformers float32")
+
+
 def forward() -> str:
-    """Return seconds of a whole model by length of the text (one run a length), memory, and what methods cost."""
-    chosen: dict[int, Record] = {}  # the last run with peers, or the last
-    of_methods: dict[int, dict[str, str]] = {}
-    for one in lines("forward"):
-        tokens = one["tokens"]
-        if tokens not in chosen or any(name.startswith("transformers") for name in one["median_seconds"]):
-            chosen[tokens] = one
-        for each in one["ratios"]:
-            if each["of"].split(" ")[0] in METHODS:
-                of_methods.setdefault(tokens, {})[each["of"]] = f"{each['of']} {each['ratio']:.2f}"
-    runs = [chosen[tokens] for tokens in sorted(chosen)]
-    names = [name for name in runs[0]["median_seconds"] if name.split(" ")[0] not in METHODS]
+    """Return seconds of a whole model by length of the text, one run for each length, and memory."""
+    by_length = {one["tokens"]: one for one in lines("forward")}
+    runs = [by_length[tokens] for tokens in sorted(by_length)]
     rows = [[name, *(f"{one['median_seconds'][name]:.1f}" if name in one["median_seconds"] else "" for one in runs)]
-            for name in names]  # fmt: skip
-    peak = [f"{name} {size / 1e9:.2f} GB" for name, size in chosen[16384]["peak_bytes"].items() if name in names]
-    speed = {kind: gflops * 1e9 for kind, gflops in chosen[16384]["matrix_product_gflops"].items()}
-    share = [f"{kind} {chosen[16384]['operations'] / chosen[16384]['median_seconds'][name] / speed[kind]:.2f}"
-             for name, kind in ((f"ropewalk {kind}", kind) for kind in speed)]  # fmt: skip
-    methods = [f"at {tokens:,} tokens {', '.join(of.values())}" for tokens, of in sorted(of_methods.items())]
+            for name in FORWARDS]  # fmt: skip
+    tokens, peak = runs[-1]["tokens"], runs[-1]["peak_bytes"]
+    memory = ", ".join(f"{name} {peak[name] / 1e9:.2f} GB" for name in FORWARDS if name in peak)
     return (
-        f"{table(['seconds', *(f'{tokens:,} tokens' for tokens in sorted(chosen))], rows)}\n\n"
-        f"{runs[-1]['model']}, {where(runs[-1])}. Each column is one run. "
-        f"Share of the speed of the machine's largest matrix product, ropewalk at 16,384 tokens: {', '.join(share)}. "
-        f"Peak memory there: {', '.join(peak)}. "
-        f"Methods over plain, in the same dtype and run: {'; '.join(methods)}."
+        f"{table(['seconds', *(f'{length:,} tokens' for length in sorted(by_length))], rows)}\n\n"
+        f"{runs[-1]['model']}, {where(runs[-1])}. Each column is one run. Peak memory of {tokens:,} tokens: {memory}."
     )
-
-
-def decode() -> str:
-    """Return the times of one new token after a cached text."""
-    found = lines("decode")
-    rows = [[f"{one['tokens']:,} tokens cached", one["dtype"],
-             *(milliseconds(one["microseconds"][name]["p50"]) for name in ("ropewalk", "transformers")),
-             f"{one['over_transformers']:.2f}"] for one in found]  # fmt: skip
-    heads = ["one token", "dtype", "ropewalk, ms", "transformers, ms", "ratio"]
-    return f"{table(heads, rows)}\n\n{found[-1]['model']}, {where(found[-1])}."
 
 
 def encodings() -> str:
@@ -515,22 +493,10 @@ def methods() -> str:
 
 # -- machines -------------------------------------------------------------------------------------------------------
 
-TIMED = ("rotation", "attention", "forward", "decode")  # records of the CPU, NAME.jsonl
-STEPS = ("tests", "rotation", "decode", "doctor")  # records of a GPU, gpu-NAME.jsonl
+TIMED = ("rotation", "attention", "forward")  # records of the CPU, NAME.jsonl
+GPU = "gpu-rotation"
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
                 "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
-
-
-def on_gpus(step: str, results: Path = RESULTS) -> list[Record]:
-    """Return the last result of each key and GPU of a step; none of the interpreter.
-
-    A job that was stopped or skipped later does not hide an earlier result.
-    """
-    last: dict[tuple[str, str], Record] = {}
-    for one in lines(f"gpu-{step}", results):
-        if not one["interpreter"] and one["status"] not in ("stopped", "skipped"):
-            last[one["place"], one["key"]] = one
-    return list(last.values())
 
 
 def status(results: Path = RESULTS) -> str:
@@ -549,43 +515,24 @@ def status(results: Path = RESULTS) -> str:
 
 
 def gpus(results: Path = RESULTS) -> str:
-    """Return which GPUs ran the Triton kernels, and how many checks failed there."""
-    newest: dict[str, str] = {}
-    wrong: dict[str, int] = {}
-    for step in STEPS:
-        for one in on_gpus(step, results):
-            newest[one["place"]] = max(newest.get(one["place"], ""), one["date"][:10])
-            bad = 0 if one["status"] == "done" else len(one.get("bad", [])) or 1
-            wrong[one["place"]] = wrong.get(one["place"], 0) + bad
+    """Return which GPUs rotation was timed on."""
+    newest = {one["device"]: one["date"][:10] for one in lines(GPU, results)}
     if not newest:
         return "No GPU was at hand: the Triton kernels ran in Triton's interpreter only."
-    parts = []
-    for place, date in sorted(newest.items(), key=lambda item: item[1], reverse=True):
-        parts.append(f"{place} (last on {date}" + (f"; {wrong[place]} checks failed)" if wrong[place] else ")"))
-    return f"GPU times: {'; '.join(parts)}."
+    return f"GPU times: {'; '.join(f'{device} (last on {date})' for device, date in newest.items())}."
 
 
 def gpu(results: Path = RESULTS) -> str:
-    """Return the section of the GPU's records; nothing without any."""
-    parts, rows = ["## On a GPU"], []
-    for one in (one for one in on_gpus("tests", results) if "outcomes" in one):
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(one["outcomes"].items()))
-        failed = f" Failed: {', '.join(f'`{name}`' for name in one['bad'])}." if one["bad"] else ""
-        parts.append(f"Tests on {one['place']} ({one['date'][:10]}), `{one['key']}`: {counts}.{failed}")
-    for one in [*on_gpus("rotation", results), *on_gpus("decode", results)]:
-        case = f"{one['key']}, {one['model']}" if "model" in one else one["key"]
-        times = {name: each["p50"] for name, each in one.get("microseconds", {}).items()}
-        base = times.get("copy") or times.get("transformers")
-        if one["status"] != "done":
-            rows.append([one["place"], f"{case}: {one['status']}", "", "", ""])
+    """Return the section of the times on GPUs; nothing without any."""
+    last = {(one["device"], f"{one['kind']}, {one['case']}"): one["microseconds"] for one in lines(GPU, results)}
+    rows = []
+    for (device, case), of in last.items():
+        times = {name: each["p50"] for name, each in of.items()}
         for name, time in sorted(times.items(), key=lambda item: item[1]):
-            rows.append([one["place"], case, name, milliseconds(time), f"{time / base:.2f}" if base else ""])
-    if rows:
-        parts.append(table(["GPU", "case", "by", "ms", "over a copy of the same bytes, or transformers"], rows))
-    for one in (one for one in on_gpus("doctor", results) if one["status"] == "done"):
-        sentence = one["result"]["verdict"]["sentence"]
-        parts.append(f"Doctor on {one['model']} at {one['target']:,} tokens, {one['place']}: {sentence}")
-    return "\n\n".join(parts) if parts[1:] else ""
+            over_copy = f"{time / times['copy']:.2f}" if "copy" in times else ""
+            rows.append([device, case, name, milliseconds(time), over_copy])
+    heads = ["GPU", "case", "by", "ms", "over a copy of the same bytes"]
+    return f"## On a GPU\n\n{table(heads, rows)}" if rows else ""
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -593,7 +540,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
-    "decode": decode, "encodings": encodings, "classification": classification,
+    "encodings": encodings, "classification": classification,
     "models": models, "verify": verify, "verify-servers": verify_servers,
     "methods": methods, "status": status, "gpu": gpu, "engines": engines,
 }  # fmt: skip

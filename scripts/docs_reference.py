@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ropewalk as rw
-from ropewalk import encodings, processes, scaling
+from ropewalk import encodings, scaling
 from ropewalk.diagnosis.depth import DepthMap, depth_map
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.rope.extensions import Extension
@@ -19,7 +19,7 @@ from ropewalk.rope.extensions import Extension
 def names_of(subpackages: str) -> list[tuple[str, Any]]:
     """Return every public name of these subpackages with its object.
 
-    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `processes`, `record`
+    More groups contain what `ropewalk.__all__` omits: `scalings`, `encodings`, `extensions`, `record`
     (`Diagnosis`, `depth_map` and `DepthMap`), and `rw_NAME`, the `__all__` of the module `ropewalk.NAME`.
     """
     entries: list[tuple[str, Any]] = []
@@ -29,8 +29,6 @@ def names_of(subpackages: str) -> list[tuple[str, Any]]:
             entries += [(f"rw.scaling.{name}", thing) for name, thing in rules if scaling.Scaling in thing.mro()[1:]]
         elif group == "encodings":
             entries += [(f"rw.encodings.{kind.__name__}", kind) for kind in encodings.ENCODINGS.values()]
-        elif group == "processes":
-            entries += [(f"rw.processes.{name}", getattr(processes, name)) for name in ("joined", "Launch")]
         elif group == "record":
             entries += [(f"{kind.__module__}.{kind.__name__}", kind) for kind in (Diagnosis, depth_map, DepthMap)]
         elif group.startswith("rw_"):

@@ -1,20 +1,14 @@
-"""Hooks of MkDocs: the reference of Python, notebooks of the lesson, the explorer."""
+"""Hooks of MkDocs: the reference of Python, the explorer."""
 
 from __future__ import annotations
 
-import base64
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import griffe
-import nbformat
-from docs_outputs import BLOCK, LESSON
 from docs_records import MARKS, RESULTS
 from docs_reference import all_names
 from mkdocs.structure.files import File
-from nbformat import v4
 
 from ropewalk.figures.explorer import explorer_data, explorer_page, picture_page
 from ropewalk.figures.explorer_model import packed_model
@@ -22,32 +16,24 @@ from ropewalk.figures.explorer_model import packed_model
 FRAMED = ("sentence", "add", "clocks", "sum", "past", "wavelengths")  # pictures of the explorer that stand on pages
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
-PICTURE = re.compile(r"^\[!\[([^\]]*)\]\(([^)]+\.png)\)\]\([^)]*\)$", re.MULTILINE)
-PAGE = re.compile(r"\]\(((?:\.\./)*[\w./-]+\.md)(#[\w-]+)?\)")
 BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])")
 EXPLORER = re.compile(r"\]\(((?:\.\./)*)explorer\.md#(?!figures)")  # a picture; on GitHub, the page about them
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the records and their figures as results/NAME, the explorer, and the lesson's notebooks."""
+    """Add the records and their figures as results/NAME, and the explorer."""
     for path in sorted(RESULTS.iterdir()):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
     for name in FRAMED:
         files.append(File.generated(config, f"explorer/{name}.html", content=picture_page(name)))
-    for lesson in sorted(LESSON.glob("*.md")):
-        made = nbformat.writes(notebook(lesson))
-        files.append(File.generated(config, f"lesson/{lesson.stem}.ipynb", content=made))
     return files
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Insert the reference and links to notebooks; redirect links to records."""
-    if page.file.src_uri.startswith("lesson/"):
-        head, rest = markdown.split("\n", 1)
-        markdown = f"{head}\n\n[This page as a notebook]({Path(page.file.src_uri).stem}.ipynb){{ download }}\n{rest}"
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Insert the reference; redirect links to records."""
     markdown = MARKS.sub(_of_the_site, markdown)
     markdown = FRONT.sub(_by_scheme, markdown)
     markdown = EXPLORER.sub(r"](\1explorer/index.html#", markdown)
@@ -81,56 +67,6 @@ def _by_scheme(found: re.Match[str]) -> str:
         image = re.search(r"<img .*?>", found[0], re.DOTALL)[0].replace("-light.", f"-{scheme}.")  # type: ignore[index]
         pictures.append(f'<picture class="only-{scheme}">{narrow}{image}</picture>')
     return f"<p>{''.join(pictures)}</p>"
-
-
-# -- notebooks ------------------------------------------------------------------------------------------------------
-
-
-def notebook(page: Path) -> nbformat.NotebookNode:
-    """Return the notebook of one page, valid by nbformat's schema; equal pages give equal notebooks."""
-    cells = list(_cells(page))
-    for number, cell in enumerate(cells):
-        cell["id"] = f"{page.stem[:2]}-{number}"
-    metadata = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    }
-    made = v4.new_notebook(cells=cells, metadata=metadata)
-    nbformat.validate(made)
-    return made
-
-
-def _cells(page: Path) -> Iterator[nbformat.NotebookNode]:
-    text, done = page.read_text(encoding="utf-8"), 0
-    for number, found in enumerate(BLOCK.finditer(text), 1):
-        yield from _prose(text[done : found.start()], page)
-        done = found.end()
-        outputs = [v4.new_output("stream", name="stdout", text=found["output"])] if found["output"] else []
-        yield v4.new_code_cell(found["code"].rstrip("\n"), outputs=outputs, execution_count=number)
-    yield from _prose(text[done:], page)
-
-
-def _prose(text: str, page: Path) -> Iterator[nbformat.NotebookNode]:
-    if not text.strip():
-        return
-    pictures: dict[str, Any] = {}
-
-    def inside(name: str, alt: str) -> str:
-        file = (page.parent / name).resolve()
-        pictures[file.name] = {"image/png": base64.b64encode(file.read_bytes()).decode("ascii")}
-        return f"![{alt}](attachment:{file.name})"
-
-    def of_mark(found: re.Match[str]) -> str:
-        if not found["alt"]:
-            return found[0]
-        still = "-light" * (found["kind"] == "picture")
-        front = found["what"].endswith("assets/front")  # its only PNG is with the records
-        return inside(f"{RESULTS}/league.png" if front else f"{found['what']}{still}.png", found["alt"])
-
-    text = EXPLORER.sub(r"](\1explorer/index.html#", text)
-    text = MARKS.sub(of_mark, PICTURE.sub(lambda found: inside(found[2], found[1]), text.strip()))
-    text = PAGE.sub(lambda found: f"]({found[1].removesuffix('.md')}.html{found[2] or ''})", text)  # as in the site
-    yield v4.new_markdown_cell(text, **({"attachments": pictures} if pictures else {}))
 
 
 # -- docstrings -------------------------------------------------------------------------------------------------------

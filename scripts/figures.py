@@ -2,8 +2,8 @@
 
     python scripts/figures.py [--out FOLDER] [NAME ...]
 
-Each figure of the lesson is written into docs/figures, or into FOLDER, as NAME.png for notebooks and as an SVG for each
-page, NAME-wide-light.svg to NAME-narrow-dark.svg: `NAME(**numbers)` draws what `NAME_numbers` of figure_numbers.py
+Each figure of the lesson is written into docs/figures, or into FOLDER, as NAME.png and as an SVG for each page,
+NAME-wide-light.svg to NAME-narrow-dark.svg: `NAME(**numbers)` draws what `NAME_numbers` of figure_numbers.py
 returns. `comparison` is drawn from benchmarks/results/compare.jsonl.
 
 `front` is the figure of the README and of the site's first page, from the record of the league: how many facts does a

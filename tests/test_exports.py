@@ -74,14 +74,6 @@ def test_the_run_and_the_type_checker_see_the_same_names(name):
         assert values[public] is (sys.modules[path] if path in modules else getattr(sys.modules[home], attribute))
 
 
-def test_no_public_name_is_shadowed_by_a_module():
-    """Importing `ropewalk.x` sets the attribute `x`: no file of the package may bear the name of something else."""
-    modules = {path.stem for path in Path(ropewalk.__file__).parent.iterdir()}
-    assert modules & set(literal_all()) <= MODULES
-    assert ropewalk.encodings is sys.modules["ropewalk.encodings"]
-    assert ropewalk.scaling is sys.modules["ropewalk.rope.scaling"]
-
-
 def test_an_unknown_name_is_an_attribute_error():
     """`hasattr` and `from ropewalk import ...` work as for any module."""
     assert not hasattr(ropewalk, "no_such_name")
@@ -133,6 +125,7 @@ def test_what_is_not_imported_where_it_is_not_needed():
     assert done.stdout == "(1, 3, 2, 8)\nset()\n[]\n", done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_a_first_use_inside_a_compiled_function_does_not_break_the_graph():
     """A name that is used for the first time while torch.compile traces is imported there."""
     code = (
@@ -170,16 +163,6 @@ def test_no_package_and_its_modules_import_each_other() -> None:
     ]
     assert len(graph.modules) > 100
     assert circles == []
-
-
-def test_no_two_classes_share_a_name() -> None:
-    """A reader who searches for a class finds one."""
-    files: dict[str, list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                files.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
-    assert {name: paths for name, paths in files.items() if len(paths) > 1} == {}
 
 
 def test_a_missing_package_is_named_with_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch) -> None:

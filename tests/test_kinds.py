@@ -14,7 +14,6 @@ import ropewalk as rw
 from ropewalk.audit.audit import audit
 from ropewalk.audit.vectors import conformance_vectors
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.rope.values import check_positive, check_whole, names_of
 from ropewalk.rotation.backends import explain_attention
 from ropewalk.serving.serve import serve_config
 
@@ -151,31 +150,6 @@ def test_attach_needs_a_model_and_a_method() -> None:
             rw.attach(model, value)
         with pytest.raises(rw.RopeError, match="`target`"):
             rw.attach(model, "yarn", target=value)
-
-
-def test_the_range_of_a_whole_number() -> None:
-    """Both ends belong to it; numbers of torch and numpy count, and None only where it may be left out."""
-    for value in (0, 5, torch.tensor(3)):
-        check_whole("f", least=0, most=5, n=value)
-    check_whole("f", n=None)
-    for wrong in (-1, 6, 2.0, True, "3"):
-        with pytest.raises(rw.RopeError, match="f: `n` must be a whole number from 0 to 5"):
-            check_whole("f", least=0, most=5, n=wrong)
-    with pytest.raises(rw.RopeError):
-        check_whole("f", optional=False, n=None)
-
-
-def test_positive_numbers_and_names() -> None:
-    """Neither 0 nor infinity; neither an empty name nor the same one twice."""
-    check_positive("f", n=1e-9, m=3)
-    for number in (0, -1.0, float("inf"), float("nan"), None, "1"):
-        with pytest.raises(rw.RopeError, match="f: `n` must be a finite number above 0"):
-            check_positive("f", n=number)
-    assert names_of("f", None) == names_of("f", ()) == []
-    assert names_of("f", ("a, b", "c")) == ["a", "b", "c"]
-    for names in ("", "a,", ["a", "a"], "a,a", {"a": 1}, 3, [3]):
-        with pytest.raises(rw.RopeError, match=r"^f "):
-            names_of("f", names)
 
 
 def test_the_doctors_settings_check_their_numbers() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -117,20 +116,3 @@ with ledger.at_work():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     with opened(tmp_path).at_work():
         assert set(opened(tmp_path).results) == {"b"}
-
-
-def test_a_folder_that_another_process_makes_meanwhile_is_no_foreign_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Made between two looks at it, before its head is written: it is empty, and both go on."""
-    folder, is_dir = tmp_path / "losses", Path.is_dir
-
-    def made_after(path: Path) -> bool:
-        found = is_dir(path)
-        if path == folder:
-            os.makedirs(path, exist_ok=True)
-        return found
-
-    monkeypatch.setattr(Path, "is_dir", made_after)
-    opened(folder).add("a", {"value": 1})
-    assert set(opened(folder).results) == {"a"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import pickle
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,12 @@ PACKAGE = Path(ropewalk.__file__).parent
 
 @pytest.fixture(scope="module")
 def nodes() -> list[tuple[str, ast.AST]]:
-    """Every call and every `raise` in the package, with its place."""
+    """Every call, `raise` and class in the package, with its place."""
     return [
         (f"{path.relative_to(PACKAGE)}:{node.lineno}", node)
         for path in sorted(PACKAGE.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call | ast.Raise)
+        if isinstance(node, ast.Call | ast.Raise | ast.ClassDef)
     ]
 
 
@@ -43,6 +45,25 @@ def test_no_bare_exceptions(nodes):
     plain = {"ValueError", "TypeError", "RuntimeError", "KeyError", "Exception", "NotImplementedError"}
     raised = [(place, node.exc) for place, node in nodes if isinstance(node, ast.Raise)]
     assert [place for place, error in raised if name_of_call(error) in plain] == []
+
+
+def test_no_two_classes_share_a_name(nodes):
+    """A reader who searches for a class finds one."""
+    names = Counter(node.name for _, node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_every_extra_that_an_error_names_exists(nodes):
+    """The command in the message of a missing package installs something."""
+    calls = [node for _, node in nodes if name_of_call(node) in ("need", "install_command")]
+    named = {
+        value.value
+        for call in calls
+        for value in [*call.args[name_of_call(call) == "need" :], *(keyword.value for keyword in call.keywords)]
+        if isinstance(value, ast.Constant)
+    }
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert {"cli", "doctor", "figures"} <= named <= set(project["optional-dependencies"])
 
 
 def test_rule_facts_and_cure():

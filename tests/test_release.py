@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-import ropewalk
 from ropewalk import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -45,26 +43,6 @@ def test_every_extra_is_in_the_install_page() -> None:
     page = path.read_text()
     names = [*PROJECT["project"]["optional-dependencies"], *PROJECT["dependency-groups"]]
     assert [name for name in names if f"| `{name}` |" not in page] == []
-
-
-def test_every_extra_that_an_error_names_exists() -> None:
-    """The command in the message of a missing package installs something."""
-    calls = [
-        call
-        for path in Path(ropewalk.__file__).parent.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id in ("need", "install_command")
-    ]
-    named = {
-        value.value
-        for call in calls
-        for value in [*call.args[call.func.id == "need" :], *(keyword.value for keyword in call.keywords)]
-        if isinstance(value, ast.Constant)
-    }
-    assert named >= {"cli", "doctor", "figures"}
-    assert named - set(PROJECT["project"]["optional-dependencies"]) == set()
 
 
 def test_contributing_has_the_order_of_the_contract() -> None:

@@ -17,8 +17,11 @@ from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import setting_command
 from tests.models.material import gguf_of
 
-NAMES = ["new\nline\ntouch RAN", "END\ntouch RAN\n", "quote'; touch RAN; '", "$(touch RAN)", "`touch RAN`",
-         "-touch RAN", "a  b", "&& touch RAN", "back\\slash\n", "é\x1b[201~\rtouch RAN", "~", "*"]  # fmt: skip
+NAMES = [
+    "-new\nline 'quote'; touch RAN; \"",
+    "$(touch RAN) `touch RAN` && touch RAN \\",
+    "END\ntouch RAN\n\x1b[201~\r~ *  \\é",
+]
 PROGRAMS = ("ropewalk", "vllm", "python", "llama-server", "ollama", "hf")
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,9 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ropewalk.errors import RopeError
-
-if sys.platform != "win32":
-    import fcntl
 
 LARGEST = 100_000_000
 """The most bytes of a file that is read whole, and of a safetensors header: safetensors' own limit."""
@@ -75,21 +71,6 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return open(path, "rb")
-
-
-def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy the content of a file in constant memory; where the file system can, both share blocks until one changes.
-
-    Raises `OSError` as `open_file`, and if the copy cannot be written.
-    """
-    with open_file(source) as old, open(target, "wb") as new:
-        with suppress(AttributeError, OSError):  # not on this system, or not between these file systems
-            while os.copy_file_range(old.fileno(), new.fileno(), 1 << 30):
-                pass
-        copied = os.fstat(new.fileno()).st_size
-        old.seek(copied)
-        new.seek(copied)
-        shutil.copyfileobj(old, new)
 
 
 def read_text(path: Path, call: str = "load", cure: str = _WHOLE) -> str:
@@ -192,61 +173,23 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _staging(path: Path, *, folder: bool) -> Iterator[Path]:
-    """Yield a new, locked sibling of `path`, which is removed at the end; first remove those that killed runs left.
-
-    The system unlocks a sibling when its process ends. If the file system has no locks, those of killed runs stay.
-    """
+    """Yield a new temporary sibling of `path`, which is removed at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{path.name}."
-    with suppress(OSError):  # a folder that may be written, but not listed
-        for old in path.parent.iterdir():
-            if old.name.startswith(prefix) and old.name.endswith(_STAGED):
-                left = _locked(old, wait=False)
-                if left is not None:
-                    _discard(old)
-                    os.close(left)
-    while True:
-        if folder:
-            made = Path(tempfile.mkdtemp(_STAGED, prefix, path.parent))
-        else:
-            handle, name = tempfile.mkstemp(_STAGED, prefix, path.parent)
-            os.close(handle)
-            made = Path(name)
-        lock = _locked(made, wait=True)
-        if made.exists():
-            break
-        if lock is not None:  # another run has removed it before it was locked
-            os.close(lock)
+    if folder:
+        made = Path(tempfile.mkdtemp(_STAGED, prefix, path.parent))
+    else:
+        handle, name = tempfile.mkstemp(_STAGED, prefix, path.parent)
+        os.close(handle)
+        made = Path(name)
     try:
         yield made
     finally:
-        _discard(made)
-        if lock is not None:
-            os.close(lock)
-
-
-def _locked(path: Path, *, wait: bool) -> int | None:
-    """Return the handle of a locked file or folder; None if another process holds the lock, or without locks."""
-    if sys.platform == "win32":
-        return None
-    handle = None
-    try:
-        handle = os.open(path, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if handle is not None:
-            os.close(handle)
-        return None
-    return handle
-
-
-def _discard(path: Path) -> None:
-    """Remove a temporary file or folder as far as possible."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
+        if made.is_dir():
+            shutil.rmtree(made, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                made.unlink()
 
 
 def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
@@ -433,21 +376,12 @@ def _exchange(new: Path, old: Path) -> None:
 def remove_folder(folder: Path) -> None:
     """Remove a folder and its contents; it is renamed first, so that a kill leaves no incomplete folder.
 
-    A folder with a leading dot in its name is temporary and is not renamed. A missing folder is no error. Raises
-    `RopeError` if the folder cannot be removed.
+    Raises `RopeError` if the folder cannot be removed.
     """
-    temporary = folder.name.startswith(".")
-    doomed = folder if temporary else folder.with_name(f".{folder.name}.old")
+    doomed = folder.with_name(f".{folder.name}.old")
     try:
-        if not temporary:
-            shutil.rmtree(doomed, ignore_errors=True)  # of an earlier kill
-            os.rename(folder, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # of an earlier kill
+        os.rename(folder, doomed)
         shutil.rmtree(doomed)
-    except FileNotFoundError:
-        return
     except OSError as error:
-        raise RopeError(
-            "ropewalk: a folder cannot be removed.",
-            facts={"folder": str(folder), "error": str(error)},
-            cure="Check who owns it and its permissions.",
-        ) from error
+        raise _unwritable("folder", folder, error) from error

@@ -22,7 +22,6 @@ from filelock import FileLock, Timeout
 
 from ropewalk.atomic_io import finite, remove_folder, write_json
 from ropewalk.errors import RopeError
-from ropewalk.processes import current, from_all
 
 HEAD, RESULTS, LOCK = "ledger.json", "results", ".lock"
 FORMAT = 1
@@ -54,8 +53,7 @@ class Ledger:
       of everything that the results depend on.
 
     A result is a JSON object with a string key that names the job, such as "yarn/3". Floats are restored to the same
-    bits; NaN and infinities become null. In a launch of several processes `begin`, `resume` and `gather` are called by
-    all of them; after each call all have the same results.
+    bits; NaN and infinities become null.
 
     >>> ledger = Ledger(None, kind="losses", key="abc")
     >>> ledger.add("plain/0", {"sum": 2.5})
@@ -83,20 +81,14 @@ class Ledger:
 
         Raises `RopeError` if the folder contains anything else, or if another run is using it.
         """
-        return self._opened(fresh=True)
+        return self._load(fresh=True)
 
     def resume(self) -> int:
         """Load the folder's results and return their number.
 
         Raises `RopeError` if the folder contains anything else, or results with a different fingerprint.
         """
-        return self._opened(fresh=False)
-
-    def gather(self) -> int:
-        """Merge the results of all processes of the launch and return their number."""
-        for results in from_all(self.results):
-            self.results = {**results, **self.results}
-        return len(self.results)
+        return self._load(fresh=False)
 
     def add(self, job: str, result: Mapping[str, Any]) -> None:
         """Append one result to this process's own file and flush it to the disk."""
@@ -122,7 +114,7 @@ class Ledger:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Hold the folder for the duration of the block, so that another run cannot use it."""
-        if self.folder is None or not current().is_first:
+        if self.folder is None:
             yield
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -136,21 +128,11 @@ class Ledger:
                 cure="Wait until it has ended, or choose a different folder: --state FOLDER.",
             ) from None
 
-    def _opened(self, *, fresh: bool) -> int:
-        """Open the folder on rank 0, and then on the others, which may see a folder of their own."""
+    def _load(self, *, fresh: bool) -> int:
+        """Load the folder's results, or remove them if `fresh`; return their number."""
         self.results = {}
-        first = current().is_first
-        if first:
-            self._load(fresh=fresh)
-        from_all(None)
-        if not first:
-            self._load(fresh=False)
-        return self.gather()
-
-    def _load(self, *, fresh: bool) -> None:
-        """Load the folder's results; if `fresh`, remove them instead."""
         if self.folder is None:
-            return
+            return 0
         head = self._head()
         if fresh and head:
             with self.at_work():
@@ -174,16 +156,16 @@ class Ledger:
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # truncated by a kill
                     row = json.loads(line)
                     self.results.setdefault(str(row["job"]), dict(row["result"]))
+        return len(self.results)
 
     def _head(self) -> dict[str, Any]:
         """Return the contents of ledger.json, or {} for a new folder; raise `RopeError` if it contains other files."""
         folder = self.folder
         assert folder is not None
-        if folder.is_dir():  # a lock, or a head that another process is writing, may be there
-            new = all(path.name.startswith((f".{HEAD}.", LOCK)) for path in folder.iterdir())
-        else:
-            new = not folder.exists() or folder.is_dir()  # one that another process just made is empty
-        if new:
+        if not folder.exists():
+            return {}
+        # a lock, or a head that another process is writing, may be there
+        if folder.is_dir() and all(path.name.startswith((f".{HEAD}.", LOCK)) for path in folder.iterdir()):
             return {}
         with contextlib.suppress(OSError, ValueError):
             head = json.loads((folder / HEAD).read_text(encoding="utf-8"))

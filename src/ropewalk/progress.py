@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -113,63 +112,56 @@ def in_notebook() -> bool:
 
 
 class LinesProgress:
-    """Print a line on standard error every ten seconds, from a thread of its own; use it in a `with` block.
+    """Print a line on standard error at most every ten seconds, while work advances; use it in a `with` block.
 
     - `name`: the command, which begins each line. `every`: seconds. `clock`: returns seconds.
 
     A line has the newest piece's description, and the tokens of the stage, or of the piece if there is none. Lines that
-    are passed to `line` are printed in the next ten seconds, so that shorter work prints nothing.
+    are passed to `line` are printed with the next one, so that shorter work prints nothing.
     """
 
     def __init__(self, name: str, *, every: float = EVERY_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self.every, self.clock = name, every, clock
         self._description, self._in_stage = "", False
-        self._tokens, self._done, self._since = 0, 0, clock()
+        self._tokens, self._done = 0, 0
+        self._began = self._since = self._printed = clock()
         self._waiting: list[str] = []
-        self._lock, self._end = threading.Lock(), threading.Event()  # the thread reads what the caller writes
-        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def __enter__(self) -> LinesProgress:
-        self._began = self.clock()
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
         if self.clock() - self._began >= self.every:
-            self._print(self._take_waiting())
+            self._print(None)
 
     def expect(self, tokens: int) -> None:
         """Begin a stage of several pieces, which share this total."""
-        with self._lock:
-            self._description, self._in_stage = "", tokens > 0
-            self._tokens, self._done, self._since = tokens, 0, self.clock()
+        self._description, self._in_stage = "", tokens > 0
+        self._tokens, self._done, self._since = tokens, 0, self.clock()
 
     def begin(self, description: str, tokens: int) -> None:
         """Begin a piece of work; 0 tokens if their number is unknown."""
-        with self._lock:
-            self._description = description
-            if not self._in_stage:
-                self._tokens, self._done, self._since = tokens, 0, self.clock()
+        self._description = description
+        if not self._in_stage:
+            self._tokens, self._done, self._since = tokens, 0, self.clock()
+        self.advance(0)
 
     def advance(self, tokens: int) -> None:
-        """Count `tokens` more tokens as done."""
-        with self._lock:
-            self._done += tokens
+        """Count `tokens` more tokens as done, and print a line if the last one is ten seconds old."""
+        self._done += tokens
+        if self.clock() - self._printed >= self.every:
+            self._print(self.state())
 
     def line(self, text: str) -> None:
         """Print a line together with the next report."""
-        with self._lock:
-            self._waiting.append(text)
+        self._waiting.append(text)
 
     def state(self) -> str | None:
         """Return a line with the finished work and the time left; None if nothing is unfinished."""
-        with self._lock:
-            if not self._description or 0 < self._tokens <= self._done:
-                return None
-            tokens = f": {self._done:,} of {self._tokens:,}" if self._tokens else ""
-            return f"{self.name}: {self._description}{tokens}{self._time_left()}"
+        if not self._description or 0 < self._tokens <= self._done:
+            return None
+        tokens = f": {self._done:,} of {self._tokens:,}" if self._tokens else ""
+        return f"{self.name}: {self._description}{tokens}{self._time_left()}"
 
     def _time_left(self) -> str:
         """Return ", about 3 min left" at the mean speed so far; empty if it is unknown."""
@@ -181,21 +173,12 @@ class LinesProgress:
                 return f", about {seconds / size:.0f} {unit} left"
         return f", about {max(1, round(seconds))} s left"
 
-    def _run(self) -> None:
-        """Print until the end."""
-        while not self._end.wait(self.every):
-            state = self.state()
-            self._print([*self._take_waiting(), *([] if state is None else [state])])
-
-    def _take_waiting(self) -> list[str]:
-        """Return the waiting lines, and clear them."""
-        with self._lock:
-            texts, self._waiting = self._waiting, []
-            return [text if text.startswith(f"{self.name}: ") else f"{self.name}: {text}" for text in texts]
-
-    def _print(self, lines: list[str]) -> None:
-        """Print lines on standard error, without control characters; a closed one is no error."""
-        for line in lines:
+    def _print(self, state: str | None) -> None:
+        """Print the waiting lines and this one, without control characters; a closed standard error is no error."""
+        start, self._printed = f"{self.name}: ", self.clock()
+        lines = [text if text.startswith(start) else start + text for text in self._waiting]
+        self._waiting = []
+        for line in lines + ([] if state is None else [state]):
             plain = "".join(letter if letter.isprintable() else " " for letter in line)
             with suppress(OSError, ValueError):
                 print(plain, file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from transformers import MistralConfig, MistralForCausalLM
 from ropewalk.checkpoints.opening import as_transformers, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.methods import METHODS, Reach
-from ropewalk.rope.extensions import Extension
 from tests.diagnosis.models import random_ids, tiny_decoder
 
 WINDOW, QUESTIONS = 12, [([3, 4], [[5], [6, 7], [8], [9]])]
@@ -53,9 +51,8 @@ def measured(reader: Reader, ids: torch.Tensor, chunk: int = 100) -> tuple[np.nd
 
 
 @pytest.mark.parametrize("method", ["plain", "dca", "mistral"])
-@pytest.mark.parametrize("chunk", [100, 7])
-def test_a_token_farther_back_than_the_window_has_no_effect_in_one_layer(method: str, chunk: int) -> None:
-    reader, ids = phantom(method), random_ids(40)
+def test_a_token_farther_back_than_the_window_has_no_effect_in_one_layer(method: str) -> None:
+    reader, ids, chunk = phantom(method), random_ids(40), 7
     other = ids.clone()
     other[5] = (ids[5] + 1) % 50
     (losses, answers), (changed, asked) = measured(reader, ids, chunk), measured(reader, other, chunk)
@@ -78,12 +75,6 @@ def test_a_text_within_the_window_is_read_as_without_it(method: str) -> None:
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
-def test_both_windows_are_the_same_in_several_layers() -> None:
-    ids = random_ids(40)
-    for one, other in zip(measured(phantom("plain", 3), ids), measured(phantom("mistral", 3), ids), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
-
-
 @pytest.mark.parametrize("method", ["plain", "dca"])
 def test_the_first_tokens_stay_visible_if_they_are_kept(method: str) -> None:
     """A change of token 1 reaches every later query, one of token 2 none that is out of its window."""
@@ -97,15 +88,3 @@ def test_the_first_tokens_stay_visible_if_they_are_kept(method: str) -> None:
             differs = np.abs(measured(kept, ids, chunk)[0] - measured(kept, other, chunk)[0]) > 1e-6
             assert differs[token + WINDOW + 1 :].any() == reaches
             assert differs[token : token + WINDOW + 1].all()
-
-
-def test_a_window_keeps_the_rest_of_its_method() -> None:
-    class Doubled(Extension):
-        def logit_scale(self, index: torch.Tensor) -> float:
-            return 2.0
-
-    try:
-        assert phantoms.Windowed(Doubled(), 4).logit_scale(torch.arange(3)) == 2.0
-        assert replace(phantoms.Windowed(None, 4), tokens=5).logit_scale(torch.arange(3)) == 1.0
-    finally:
-        del Extension.registry["Doubled"]

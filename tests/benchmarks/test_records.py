@@ -19,7 +19,7 @@ from ropewalk.diagnosis.facts import Found
 
 
 def test_essentials_give_the_decision_of_the_run() -> None:
-    found = rw.doctor("tiny", target=1024, methods="rerope", windows=2, minutes=60, progress=False)
+    found = rw.doctor("tiny", target=512, methods="rerope", windows=1, minutes=60, progress=False)
     saved = records.essentials(found.windows, found.readings, found)
     count = found.evidence.windows
     decision, reached = records.concluded(json.loads(json.dumps(saved)), count, "rerope")

@@ -6,21 +6,19 @@ Nothing here says which extension method is the best on it.
 from __future__ import annotations
 
 import json
-import runpy
+import math
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import ropewalk
 import ropewalk as rw
 from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
-from ropewalk.models.training import TextWindows, held_out_windows, loss_by_position
+from ropewalk.models.training import held_out_windows, loss_by_position
 
 FOLDER = Path(str(files("ropewalk") / "builtin" / "tiny"))
 TRAINED = 256
@@ -100,69 +98,16 @@ def test_it_writes_english(tiny: Decoder, moby_dick: str) -> None:
         assert sum(word in known for word in words) / len(words) > 0.85
 
 
-# --- the script that makes it
-
-SCRIPTS = Path(ropewalk.__file__).parents[2] / "scripts"
-if not (SCRIPTS / "make_tiny.py").is_file():
-    pytest.skip("the package is installed without its repository", allow_module_level=True)
-WORDS = [[-1], [-2, -3], [-4, -5, -6]]
-
-
-@pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    """The names of the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        return runpy.run_path(str(SCRIPTS / "make_tiny.py"))
-
-
-def test_the_scripts_recipe_is_the_models(script: dict[str, Any]) -> None:
-    """Books, updates, tokens, learning rate and copy warm-up as the log and the config have them."""
-    last = json.loads((FOLDER / "training-log.jsonl").read_text().splitlines()[-1])
-    assert script["BOOKS"] == ("middlemarch", "bleak_house")  # not Moby-Dick, the doctor's text
-    assert (script["STEPS"], script["LENGTH"], script["COPY_WARMUP"]) == (last["step"], TRAINED, COPY_WARMUP)
-    assert script["STEPS"] * script["BATCH"] * TRAINED == last["tokens"]
-    assert script["LR"] * script["FINAL_LR"] == pytest.approx(last["lr"])
-    assert script["VALIDATION_LENGTH"] == last["validation_by_position"][-1][1]
-
-
-def test_windows_depend_only_on_their_number(script: dict[str, Any]) -> None:
-    """In any order; golden sums, so that a run has the windows of earlier versions."""
-    weights, text = torch.arange(1, 257), TextWindows([range(100_000)], length=256, seed=0)
-    sums = [int((script["batch_of"](step, text, WORDS, 4096).inputs * weights).sum()) for step in (COPY_WARMUP, 0)]
-    assert sums == [48395541858, 2186389527]
-
-
-# --- the quotes and dashes of its texts
-
-# ruff: noqa: RUF001
-
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "typographic.py"
-typographic = runpy.run_path(str(SCRIPT))["typographic"]
-
-
-def straight(text: str) -> str:
-    """The text as it would be typed: the inverse of what is tested."""
-    for printed, typed in (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"), ("—", "--")):
-        text = text.replace(printed, typed)
-    return text
-
-
-@pytest.mark.parametrize(
-    "printed",
-    [
-        "“So,” she said—“what is it?”", "“He said, ‘No,’ and went.”", "‘Dogs’ are dogs’ ‘dogs.’",
-        "“‘Tell ’em,’ says he.”", "’Tis the ’prentice o’ the ship—’twas in ’29.",
-        "(“Oh!”) cried the captain’s men—“Oh!—”", "“‘Whose?’ he asked—‘mine?’”\n\n“‘Yes.’”",
-        "“I—” he stopped. “You—!”", "“‘What runs on\n\n“‘and on?’”", "_“Italics,”_ said the mate; “_so_.”",
-    ],
-)  # fmt: skip
-def test_typed_text_is_printed_as_books_print_it(printed: str) -> None:
-    """Straightened and converted, each comes back."""
-    assert typographic(straight(printed)) == printed
-
-
-def test_spaces_after_a_sentence_are_one_and_indents_stay() -> None:
-    """As in the text of Moby-Dick."""
-    assert typographic("One.  Two.\n    A verse.") == "One. Two.\n    A verse."
+def test_the_log_is_of_this_run(tiny: Decoder) -> None:
+    """One line per ten updates; copying is learned from random tokens, then English; blocks beyond cost more."""
+    lines = [json.loads(line) for line in (FOLDER / "training-log.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines]
+    assert steps == list(range(10, steps[-1] + 1, 10))
+    losses = dict(zip(steps, (line["loss"] for line in lines), strict=True))
+    assert losses[10] == pytest.approx(math.log(tiny.config.vocab_size), abs=0.1)
+    assert losses[COPY_WARMUP] < 2  # of random tokens: by copying alone
+    assert losses[COPY_WARMUP + 50] > losses[COPY_WARMUP] + 3  # text begins, of which it knows nothing
+    assert losses[steps[-1]] < 3.8
+    within, second, third, fourth = (block[2] for block in lines[-1]["validation_by_position"])
+    assert within < 3.9
+    assert within < second < third < fourth

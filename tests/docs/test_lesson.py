@@ -20,17 +20,11 @@ LESSON = sorted((DOCS / "lesson").glob("*.md"))
 COSTLY = {
     "08-extrapolation", "09-many-layers", "12-long-range", "13-classification", "14-against-the-others", "questions",
 }  # fmt: skip
-# Their notebooks contain all their code, and test_notebooks.py compares what it prints.
-BY_NOTEBOOK = {page for page in LESSON if page.stem in COSTLY}
 
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=[pytest.mark.thorough] * (page.stem in COSTLY))
-        for page in PAGES
-        if page not in BY_NOTEBOOK
-    ],
+    [pytest.param(page, marks=[pytest.mark.thorough] * (page.stem in COSTLY)) for page in PAGES],
     ids=lambda page: page.stem,
 )
 def test_the_page_prints_what_it_says(page):

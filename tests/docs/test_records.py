@@ -57,7 +57,7 @@ def test_rotation_and_attention():
     assert found["in place, float32"][1] == f"{ratio:.2f}"
     line = r"^\| (.+?) \| (.+?) \| ([\d.]+) \| [\d.]* \| ([\d.]+) \|$"
     table = re.findall(line, docs_records.TABLES["rotation"](), re.MULTILINE)
-    assert len(table) == 16
+    assert len(table) == 15
     missed = [(name, other) for name, other, ratio, bound in table if float(ratio) > float(bound)]
     assert missed == [("new output, bfloat16", "transformers")]
     text = docs_records.TABLES["attention"]()
@@ -68,23 +68,13 @@ def test_rotation_and_attention():
 
 
 def test_whole_models():
-    """Seconds of a forward, what a method costs over plain, milliseconds of a token."""
+    """Seconds of a forward."""
     text = docs_records.TABLES["forward"]()
     column = {head.strip().removesuffix(" tokens"): at for at, head in enumerate(text.splitlines()[0].split("|"))}
     cells = {row.split("|")[1].strip(): row.split("|") for row in text.splitlines()[2:] if row.startswith("|")}
-    with_peers = [one for one in docs_records.lines("forward") if "transformers float32" in one["median_seconds"]]
-    for one in {one["tokens"]: one for one in with_peers}.values():
+    for one in {one["tokens"]: one for one in docs_records.lines("forward")}.values():
         for name in ("ropewalk float32", "transformers float32"):
             assert float(cells[name][column[f"{one['tokens']:,}"]]) == round(one["median_seconds"][name], 1)
-    with_methods = [one for one in docs_records.lines("forward") if "dca bfloat16" in one["median_seconds"]]
-    for one in {one["tokens"]: one for one in with_methods}.values():
-        ratio = one["median_seconds"]["dca bfloat16"] / one["median_seconds"]["ropewalk bfloat16"]
-        assert f"dca bfloat16 {ratio:.2f}" in text
-    for one in docs_records.lines("decode"):
-        ours = one["microseconds"]["ropewalk"]["p50"]
-        row = f"| {one['tokens']:,} tokens cached | {one['dtype']} | "
-        shown = next(line for line in docs_records.TABLES["decode"]().splitlines() if line.startswith(row))
-        assert float(shown.removeprefix(row).split(" | ")[0]) == pytest.approx(ours / 1000, rel=0.005)
 
 
 def test_models():
@@ -167,19 +157,17 @@ def test_verify():
     record = json.loads((RESULTS / "verify-confusion.json").read_text())
     runs, found = record["each"], rows("verify")
     keys = {tuple(str(run.get(key)) for key in ("model", "kind", "expect", "applied", "noise")) for run in runs}
-    assert len(keys) == len(runs) == record["runs"] >= 2000
+    assert len(keys) == len(runs) >= 2000
     assert len({run["model"] for run in runs}) >= 7
     passed = [run for run in runs if (run["truth"], run["verdict"]) == ("other", "as expected")]
-    assert len(passed) == len(record["wrong_as_expected"])
-    assert record["wrong_other"] == []
+    assert len(passed) == record["false_as_expected"]["checks"]
+    assert {run["verdict"] for run in runs if run["truth"] == "as expected"} <= {"as expected", "undecided"}
     assert all(run["applied"].startswith("unknown") for run in passed)  # the page: no hypothesis passed
     assert record["false_as_expected"]["upper_95"] < 0.01
     assert record["false_as_expected"]["upper_95_of_pairs"] < 0.025
     assert {run["kind"] for run in runs} == {"ours", "llama.cpp"}
     assert sum(int(cells[0]) for name, cells in found.items() if name != "all") == int(found["all"][0]) == len(runs)
     assert found["all"][5] == str(len(passed))
-    assert len({one["model"] for one in record["golden_files"]}) >= 7
-    assert max(one["bytes"] for one in record["golden_files"]) < 250_000
 
 
 def test_verify_servers():

@@ -86,25 +86,6 @@ def test_a_bias_is_added_after_the_cap() -> None:
     assert (weights.sum(-1) < 1).all()
 
 
-def test_nothing_is_masked_where_nothing_is_hidden() -> None:
-    """No mask tensor is built for a plain causal call, a window that reaches everything, or one new token."""
-    from ropewalk.attention.masks import lay_out
-
-    device = torch.device("cpu")
-    plain = lay_out(2, 5, device, attention_mask=torch.ones(2, 5, dtype=torch.long))
-    for window in (None, 5):
-        seen = plain.visibility(True, window)
-        assert (seen.mask, seen.is_causal, seen.is_simple) == (None, True, True)
-    assert not any(plain.visibility(causal, 2).is_simple for causal in (True, False))
-    cache = KVCache(num_layers=1, batch=2, num_key_value_heads=1, head_dim=2)
-    layout = cache.lay_out(2, 9)
-    cache.write(0, *torch.zeros(2, 2, 9, 1, 2), layout)
-    cache.commit(layout)
-    step = cache.lay_out(2, 1)
-    assert (step.visibility(True, None).mask, step.visibility(True, None).is_causal) == (None, False)
-    assert (step.visibility(True, 4).mask, step.visibility(True, 4).first_key) == (None, 6)
-
-
 @pytest.mark.rejects
 @pytest.mark.parametrize(
     ("changes", "message"),

@@ -81,7 +81,7 @@ def test_embeddings_begin_as_wide_as_asked() -> None:
         assert float(model.layers[0].self_attn.q_proj.weight.detach().std()) == pytest.approx(0.1, rel=0.05)
 
 
-@pytest.mark.parametrize("encoding", [*NAMES, None, rw.RopeConfig(8, interleaved=True, theta=500.0, rotary_dim=4)])
+@pytest.mark.parametrize("encoding", ["t5", None, rw.RopeConfig(8, interleaved=True, theta=500.0, rotary_dim=4)])
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, encoding: object) -> None:
     """Config, logits and tokenizer; on the disk lie JSON and safetensors."""
     model = wide(classifier(vocab_size=260, encoding=encoding, pooling="first", labels=["ja", "nein", "Ä / ö"]))

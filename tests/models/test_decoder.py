@@ -15,7 +15,7 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.rope.extensions import ReRoPE
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, Linear, Scaling, YaRN
-from tests.models.forms import LONG, ROPE, ROPES, TRAINED, VOCAB, make_decoder
+from tests.models.forms import LONG, ROPE, TRAINED, VOCAB, make_decoder
 
 make = partial(make_decoder, torch.float32)
 
@@ -33,26 +33,6 @@ def ids(batch: int, seq: int) -> Tensor:
 def close(actual: Tensor, wanted: Tensor, atol: float = 1e-5) -> None:
     """Equal within 1e-5, as the design asks of float32."""
     torch.testing.assert_close(actual, wanted, rtol=0, atol=atol)
-
-
-def test_position_ids_and_mask_are_separate() -> None:
-    """Other position ids turn keys and queries, and leave the causal rule alone: also through the cache."""
-    model, tokens = make(rope=ROPE), ids(2, 12)
-    positions = torch.stack([torch.arange(12) * 2, torch.randperm(12)])
-    cache = model.new_cache(2)
-    parts = [model(tokens[:, a:b], position_ids=positions[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
-    close(torch.cat(parts, 1), model(tokens, position_ids=positions))
-    assert (model(tokens, position_ids=positions) - model(tokens)).abs().max() > 0.01
-
-
-def test_rotation_matters() -> None:
-    """Every rule gives other logits than the default does: none of the equalities above is of rules that do nothing."""
-    tokens, plain = ids(1, 37), make(rope=rope())
-    for name, other_rope in {**ROPES, "nope": None}.items():
-        if name == "default":
-            continue
-        other = plain.with_positions(rope=other_rope)
-        assert (other(tokens, seq_len=40) - plain(tokens)).abs().max() > 1e-3, name
 
 
 def test_hidden_states_and_logits_are_the_forward() -> None:
@@ -207,14 +187,6 @@ def test_compiled_lengths_share_a_graph() -> None:
         close(out, model(tokens, seq_len=64))
         out.sum().backward()
     assert counter.frame_count <= 2
-
-
-@pytest.mark.traced
-def test_exported() -> None:
-    """torch.export keeps the model whole, and eager use goes on."""
-    model, tokens = make(rope=rope(YaRN(4.0, TRAINED)), sliding_window=(None, 4), num_hidden_layers=2), ids(2, 12)
-    exported = torch.export.export(model, (tokens,)).module()
-    close(exported(tokens), model(tokens))
 
 
 # --- with_positions: the same weights under another rope, another extension, or both

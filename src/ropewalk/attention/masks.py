@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.compiled import PLAIN
@@ -15,8 +16,6 @@ from ropewalk.rope.values import checked
 from ropewalk.rotation.backends.request import Bounds
 
 ValueT = TypeVar("ValueT")
-SeqLen = int | Tensor
-"""A length in tokens for length-dependent frequencies: one for all rows, or int64 `[batch]`."""
 
 
 class Memo:
@@ -54,28 +53,21 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
 
 
-def lengths_of(seq_len: SeqLen | None) -> int | tuple[int, ...] | None:
-    """Return the length, or each row's, as Python numbers, for use in a key."""
-    if isinstance(seq_len, Tensor):
-        return tuple(seq_len.tolist()) if seq_len.ndim else int(seq_len)
-    return seq_len
-
-
 class SlotTables:
     """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
 
     def __init__(self) -> None:
-        self._held: dict[Hashable, tuple[Hashable, int, tuple[Tensor, Tensor, float]]] = {}
+        self._held: dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]] = {}
 
     def of(
         self,
         rule: Hashable,
-        seq_len: SeqLen | None,
+        seq_len: int | None,
         total: int,
         capacity: int,
         make: Callable[[int], tuple[Tensor, Tensor, float]],
     ) -> tuple[Tensor, Tensor, float]:
-        """Return cos and sin `[total, pairs]` or `[batch, total, pairs]`, and the factor.
+        """Return cos and sin `[total, pairs]`, and the factor.
 
         **Arguments:**
 
@@ -83,12 +75,11 @@ class SlotTables:
         - `total`: slots to return; `capacity`: slots to build the tables for.
         - `make`: builds the tables of a number of slots.
         """
-        lengths = lengths_of(seq_len)
-        of_lengths, slots, tables = self._held.get(rule, (None, 0, None))
-        if tables is None or slots < total or of_lengths != lengths:
+        length, slots, tables = self._held.get(rule, (None, 0, None))
+        if tables is None or slots < total or length != seq_len:
             slots = max(total, capacity)
             tables = make(slots)
-            self._held[rule] = lengths, slots, tables
+            self._held[rule] = seq_len, slots, tables
         cos, sin, scale = tables
         return cos[..., :total, :], sin[..., :total, :], scale
 
@@ -164,7 +155,6 @@ class Visibility:
     - `mask`: bool `[seq, keys]` or `[batch, 1, seq, keys]`, True for a visible key, or None.
     - `is_causal`: the kernel's own causal rule instead (`seq == keys`).
     - `first_key`: no query attends to an earlier key; the mask begins here.
-    - `band`: a window in tokens, for which queries are cut into blocks.
     - `build`: builds the mask when it is needed.
     - `bounds`: returns the intervals of visible keys of each query, for a kernel, or None.
     """
@@ -172,7 +162,6 @@ class Visibility:
     mask: Tensor | None = None
     is_causal: bool = False
     first_key: int = 0
-    band: int = 0
     build: Callable[[], Tensor] | None = field(default=None, repr=False)
     bounds: Callable[[], tuple[Bounds, ...] | None] = field(default=lambda: None, repr=False)
     _memo: Memo = field(init=False, repr=False)
@@ -183,7 +172,7 @@ class Visibility:
     @property
     def is_simple(self) -> bool:
         """Return whether no mask is needed, except the kernel's own causal rule."""
-        return self.mask is None and self.build is None and not self.band
+        return self.mask is None and self.build is None
 
     def whole_mask(self) -> Tensor | None:
         """Return the mask, built at the first call."""
@@ -369,8 +358,6 @@ class TokenLayout:
                 return Visibility(first_key=0 if window is None else self.total - window)
             if causal and window is not None:
                 first = max(0, self.start - window + 1)
-                if self.seq > 2 * window and not torch.compiler.is_compiling():
-                    return Visibility(band=window)
                 return Visibility(build=lambda: self._mask(causal, window, first), first_key=first)
         if self.plain and not causal and window is None:
             return Visibility()
@@ -476,14 +463,12 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
 class PackedDocuments:
     """The positions of a call's documents after its rows are concatenated and padding is removed.
 
-    - `lengths`: real tokens of each document, row by row.
     - `index`: int64 `[tokens]`, each real token's place among `batch * seq`; None if all are real.
-    - `offsets`: int32 `[documents + 1]`, the beginning of each document, and the end.
+    - `offsets`: int64 `[documents + 1]`, the beginning of each document, and the end.
     """
 
     batch: int
     seq: int
-    lengths: tuple[int, ...]
     index: Tensor | None = field(repr=False)
     offsets: Tensor = field(repr=False)
     _memo: Memo = field(init=False, repr=False, default_factory=Memo)
@@ -498,9 +483,8 @@ class PackedDocuments:
         return self._memo((causal, window), lambda: self._bounds(causal, window))
 
     def _bounds(self, causal: bool, window: int | None) -> Bounds:
-        ends = self.offsets.long()
-        lengths = ends.diff()
-        low, high = (edge.repeat_interleave(lengths) for edge in (ends[:-1], ends[1:]))
+        ends = self.offsets
+        low, high = (edge.repeat_interleave(ends.diff()) for edge in (ends[:-1], ends[1:]))
         index = torch.arange(len(low), device=low.device)
         if window is not None:
             low = torch.maximum(low, index - (window - 1 if causal else window))
@@ -530,9 +514,7 @@ def find_documents(layout: TokenLayout) -> PackedDocuments | None:
         index = layout.real.flatten().nonzero()[:, 0]
         numbers = numbers[index]
     counts = torch.unique_consecutive(numbers, return_counts=True)[1]
-    offsets = torch.zeros(len(counts) + 1, dtype=torch.int32, device=layout.device)
-    offsets[1:] = counts.cumsum(0)
-    return PackedDocuments(layout.batch, layout.seq, tuple(counts.tolist()), index, offsets)
+    return PackedDocuments(layout.batch, layout.seq, index, F.pad(counts.cumsum(0), (1, 0)))
 
 
 def is_readable(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.attention.attend import NO_RULES, LogitRules, open_blocks
-from ropewalk.attention.masks import SeqLen, TokenLayout, is_readable, lengths_of
+from ropewalk.attention.masks import TokenLayout, is_readable
 from ropewalk.errors import RopeError
 from ropewalk.rope.extensions import Extension, Rule
 from ropewalk.rope.frequencies import attention_factor_of
@@ -25,24 +25,11 @@ MadeT = TypeVar("MadeT")
 
 
 def tables_at(
-    rotary: RotaryEmbedding, position_ids: Tensor, seq_len: SeqLen | None, dtype: torch.dtype
+    rotary: RotaryEmbedding, position_ids: Tensor, seq_len: int | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, float]:
-    """Return cos and sin at these positions, and the factor of queries and keys.
-
-    If `seq_len` is `[batch]`, positions `[seq]` apply to every row. If the factors of the rows differ (Phi-3.5-MoE has
-    two), the tables include them and the returned factor is 1.
-    """
-    if not isinstance(seq_len, Tensor) or seq_len.ndim == 0:
-        cos, sin = rotary.cos_sin(position_ids, seq_len, dtype=dtype)
-        return cos, sin, rotary.attention_factor_at(seq_len)
-    if position_ids.ndim == 1:
-        position_ids = position_ids.expand(seq_len.shape[0], -1)
+    """Return cos and sin at these positions, and the factor of queries and keys."""
     cos, sin = rotary.cos_sin(position_ids, seq_len, dtype=dtype)
-    factors = [attention_factor_of(rotary.config, int(row)) for row in seq_len.tolist()]
-    if len(set(factors)) == 1:
-        return cos, sin, factors[0]
-    by_row = torch.tensor(factors, dtype=dtype, device=cos.device)[:, None, None]
-    return cos * by_row, sin * by_row, 1.0
+    return cos, sin, rotary.attention_factor_at(seq_len)
 
 
 class Remap:
@@ -58,13 +45,13 @@ class Remap:
         extension: Extension,
         layout: TokenLayout,
         position_ids: Tensor | None,
-        seq_len: SeqLen | None,
+        seq_len: int | None,
         dtype: torch.dtype,
     ) -> None:
         self.extension, self.layout = extension, layout
         self._rotary = rotary
         follows = extension.remaps and rotary is not None and rotary.config.needs_seq_len
-        self._seq_len = _one_length(seq_len) if follows else None
+        self._seq_len = seq_len if follows else None
         if position_ids is not None:
             raise RopeError(
                 "Attention: an extension computes positions itself, so `position_ids` would be ignored.",
@@ -181,17 +168,7 @@ class Remap:
     def _has_no_factor(self) -> bool:
         """Return whether queries and keys are rotated without a factor."""
         assert self._rotary is not None
-        rope, lengths = self._rotary.config, lengths_of(self._seq_len)
-        of_rows = lengths if isinstance(lengths, tuple) else (lengths,)
-        return all(attention_factor_of(rope, length) == 1 for length in of_rows)
-
-
-def _one_length(seq_len: SeqLen | None) -> SeqLen | None:
-    """Return the length as an int if all rows have the same."""
-    if not isinstance(seq_len, Tensor):
-        return seq_len
-    rows = set(seq_len.flatten().tolist())
-    return int(rows.pop()) if len(rows) == 1 else seq_len
+        return attention_factor_of(self._rotary.config, self._seq_len) == 1
 
 
 def attend_remapped(

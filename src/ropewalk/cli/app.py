@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ropewalk.errors import RopeError
 from ropewalk.imports import install_command
-from ropewalk.processes import Launch, joined
 
 if TYPE_CHECKING:
     import typer
@@ -40,9 +39,6 @@ imported when the command runs: most commands import torch, which takes seconds.
 
 TRACEBACK = "ROPEWALK_TRACEBACK"
 """The variable that makes an unexpected exception print its traceback."""
-
-SHARED = "doctor"
-"""The command that several processes of a launcher, such as torchrun, may share."""
 
 
 def build(chosen: str | None = None) -> typer.Typer:
@@ -122,18 +118,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ImportError:
         return _fail(f"ropewalk: the command line is not installed. Install it: {install_command('cli')}")
     try:
-        launch = Launch.of_environment(os.environ)
-        if launch.several and words and _command(words) != SHARED and not {"-h", "--help"} & set(words):
-            raise RopeError(
-                "ropewalk: this command runs in one process.",
-                facts={"WORLD_SIZE": launch.ranks},
-                cure=f"Start it without torchrun. Several processes can share `ropewalk {SHARED}`.",
-            )
-        with joined(), _short_warnings():
+        with _short_warnings():
             build(_command(words))(args=words, prog_name="ropewalk")
     except RopeError as error:
-        if os.environ.get("RANK", "0") in ("0", ""):
-            _fail(str(error))
+        _fail(str(error))
         return error.exit_status
     except BrokenPipeError:
         raise

@@ -93,7 +93,6 @@ def doctor(
     from ropewalk.diagnosis.depth import DepthMap, depth_map
     from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.run import RunInterrupted
-    from ropewalk.processes import current
     from ropewalk.progress import plain_console, shown
     from ropewalk.statistics import counted
 
@@ -113,7 +112,7 @@ def doctor(
     status = 0
     kept = [*(["--json", str(json_file)] if json_file else []), *(["--report", str(report)] if report else [])]
     try:
-        with shown("doctor", None, lines=current().is_first) as display:
+        with shown("doctor", None, lines=True) as display:
             found: Diagnosis | DepthMap
             if depth:
                 found = depth_map(model, settings, progress=display, kept=kept)
@@ -127,8 +126,6 @@ def doctor(
         if stop.diagnosis is None:
             raise typer.Exit(130) from None
         found, status = stop.diagnosis, 130
-    if not current().is_first:
-        return
     command = command_line(context, leave_out=("json_file", "report", "resume", "state"))
     found = dataclasses.replace(found, environment={**found.environment, "command": command})
     if json_file is not None:

@@ -32,7 +32,6 @@ from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.figures.style import tokens
 from ropewalk.ledger import Ledger, fingerprint
-from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.statistics import counted
 
@@ -289,7 +288,7 @@ def depth_map(
         ]
         workers = fitting_workers(reader, target, len(jobs))
         pace = pace or try_out(reader, torch.from_numpy(windows[0][1].ids), workers=workers)
-        needed = float(from_first(SAFETY * seconds_at_once([pace.of_job(job) for job in jobs], workers)))
+        needed = SAFETY * seconds_at_once([pace.of_job(job) for job in jobs], workers)
         whole_time = time.perf_counter() - began + needed
         if whole_time <= 60 * opened.minutes:
             break
@@ -319,13 +318,12 @@ def depth_map(
         notes = [f"Resumed: {counted(saved, 'result')} saved before."] if saved else []
         for note in [*notes, f"The map takes about {duration(needed)}: {count} of {spans}."]:
             say(display, note)
-        due = share_of([job for job in jobs if job.key not in ledger])
+        due = [job for job in jobs if job.key not in ledger]
         expect(display, sum(job.work.tokens for job in due))
         try:
             at_once(due, measure, workers=workers, progress=display)
         except KeyboardInterrupt as stop:
             raise RunInterrupted(len(ledger), len(jobs) - len(ledger)) from stop
-        ledger.gather()
     read = {name: tuple(ledger[job.key]["answers"] for job in jobs if job.method == name) for name in methods}
     return DepthMap(
         name=reader.name, trained_length=trained, target=target, kind=teller.kind.name,

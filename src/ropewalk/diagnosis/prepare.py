@@ -41,7 +41,6 @@ from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.precision import chosen_dtype
-from ropewalk.processes import current, from_first
 from ropewalk.progress import Progress, shown
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.plan import ServingPlan, serving_plan
@@ -156,7 +155,7 @@ def open_model(model: object, settings: DoctorSettings, progress: Progress | boo
     teller = _teller(reader, tokenizer, texts, trained, settings)
     minutes = settings.minutes
     if minutes is None:
-        minutes = CPU_MINUTES if reader.device.type == "cpu" and not current().several else math.inf
+        minutes = CPU_MINUTES if reader.device.type == "cpu" else math.inf
     return Opened(
         source=source, reader=reader, dtype_choice=dtype_choice, texts=texts, scaling=scaling, trained=trained,
         vocabulary=vocabulary, teller=teller, minutes=minutes,
@@ -195,7 +194,7 @@ def prepare(
 
     def needed_by(planned: Planned) -> float:
         seconds = [pace.of_job(job) for job in _first_jobs(planned)]
-        return float(from_first(SAFETY * seconds_at_once(seconds, workers)))
+        return SAFETY * seconds_at_once(seconds, workers)
 
     asked, needed = chosen, needed_by(chosen)
     fewer = range(MOST_COMPARED, 0 if settings.target else 1, -1) if not settings.method_names else [MOST_COMPARED]

@@ -25,7 +25,6 @@ from ropewalk.ledger import Ledger
 from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL
 from ropewalk.models.decoder import Decoder
-from ropewalk.processes import from_first, share_of
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.records import restored
 from ropewalk.serving.serve import setting_command
@@ -246,16 +245,16 @@ class DoctorRun(Planned):
     def _fits(self, count: int, methods: Sequence[str]) -> bool:
         """Return whether the due windows of these methods fit into the time."""
         due = self.due(count, methods)
-        workers = fitting_workers(self.opened.reader, self.plan.design.target, len(share_of(due)))
+        workers = fitting_workers(self.opened.reader, self.plan.design.target, len(due))
         time_needed = SAFETY * seconds_at_once([self._seconds_of(job) for job in due], workers)
-        return bool(from_first(time_needed <= self._seconds_left()))
+        return time_needed <= self._seconds_left()
 
     def _read(self, count: int, methods: Sequence[str], display: Progress, *, needed: bool) -> bool:
         """Read the due windows of these methods; return whether all are read.
 
         Nothing begins after the time is over, except what the first answer needs.
         """
-        first = share_of(self.due(count, methods))
+        first = self.due(count, methods)
         workers = fitting_workers(self.opened.reader, self.plan.design.target, len(first))
         expect(display, sum(job.work.tokens for job in first))
         levels: dict[int, float] = {}
@@ -266,7 +265,6 @@ class DoctorRun(Planned):
 
         at_once(first, measure, workers=workers, progress=display,
                 until=lambda: not needed and self._seconds_left() <= 0)  # fmt: skip
-        self.ledger.gather()
         return not self.due(count, methods)
 
     def _readings(self, count: int) -> dict[str, tuple[WindowReading, ...]]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.attend import LogitRules, attend, attend_openly, attend_varlen, differentiable_kernels
-from ropewalk.attention.masks import SeqLen, Visibility
+from ropewalk.attention.attend import LogitRules, attend, attend_openly, attend_packed, differentiable_kernels
+from ropewalk.attention.masks import Visibility
 from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.cache import KVCache
@@ -141,7 +141,7 @@ class Attention(nn.Module):
         document_ids: Int[Tensor, "batch seq"] | None = None,
         cache: KVCache | None = None,
         layer: int | None = None,
-        seq_len: SeqLen | None = None,
+        seq_len: int | None = None,
         need_weights: bool = False,
         inputs: ForwardInputs | None = None,
         bias: Tensor | None = None,
@@ -162,7 +162,7 @@ class Attention(nn.Module):
           attend to each other.
         - `cache`: keeps no gradients, and counts the tokens of each layer.
         - `layer`: number of this layer in the cache, required if the cache has several; no two modules share one.
-        - `seq_len`: tokens, an int or `[batch]`; required if frequencies depend on length, unless the cache has it.
+        - `seq_len`: tokens; required if frequencies depend on length, unless the cache has it.
         - `need_weights`: also return the weights `[batch, heads, seq, keys]`, before dropout; no fused kernel runs.
         - `inputs`: built by a model from these arguments for all its layers; omit the others in that case.
         - `bias`: with `inputs`, the masked bias of the model's shared encoding (`ForwardInputs.shared_bias`).
@@ -228,7 +228,7 @@ class Attention(nn.Module):
             packed = inputs.documents
             if packed is not None:
                 flat_q, k, v = (packed.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
-                out = attend_varlen(flat_q, k, v, packed, self.causal, self.sliding_window, self.logit_rules)
+                out = attend_packed(flat_q, k, v, packed, self.causal, self.sliding_window, self.logit_rules)
                 if out is not None:
                     return self._projected(packed.unpack(out).transpose(1, 2)), None
         out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)

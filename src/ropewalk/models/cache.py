@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.masks import SeqLen, SlotTables, TokenLayout, real_tokens
+from ropewalk.attention.masks import SlotTables, TokenLayout, real_tokens
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
@@ -27,34 +27,15 @@ def _device(device: torch.device | str) -> torch.device:
         ) from error
 
 
-def row_lengths(seq_len: SeqLen | None, batch: int) -> tuple[int, ...] | None:
-    """Return `seq_len` as one int per row."""
-    if seq_len is None:
-        return None
-    if isinstance(seq_len, Tensor):
-        whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
-        rows: list[int] = (seq_len.flatten().tolist() if seq_len.ndim else [int(seq_len)] * batch) if whole else []
-    else:
-        rows = [as_whole(seq_len) or 0] * batch
-    if len(rows) != batch or min(rows) < 1:
-        raise RopeError(
-            "KVCache: `seq_len` must be an int of at least 1, or int64 [batch].",
-            facts={"seq_len": seq_len, "batch": batch},
-            cure="Pass the final length in tokens, one for all rows or one for each.",
-        )
-    return tuple(rows)
-
-
-def refuse_outgrowing(lengths: Sequence[int], fixed: Sequence[int], ropes: Sequence[RopeConfig | None]) -> None:
-    """Raise `RopeError` if a row exceeds the length at which the frequencies of its `seq_len` are correct."""
+def refuse_outgrowing(length: int, seq_len: int, ropes: Sequence[RopeConfig | None]) -> None:
+    """Raise `RopeError` if a row exceeds the length at which the frequencies of `seq_len` are correct."""
     for rope in {rope for rope in ropes if rope is not None and rope.needs_seq_len}:
-        for row, (length, seq_len) in enumerate(zip(lengths, fixed, strict=True)):
-            if length > rope.longest_at(seq_len):
-                raise RopeError(
-                    "KVCache: this call exceeds the `seq_len` of the cache's frequencies.",
-                    facts={"row": row, "tokens": length, "seq_len": seq_len, "scaling": rope.scaling},
-                    cure="Create the cache with the final length (seq_len=...), or recompute its tokens in a new one.",
-                )
+        if length > rope.longest_at(seq_len):
+            raise RopeError(
+                "KVCache: this call exceeds the `seq_len` of the cache's frequencies.",
+                facts={"tokens": length, "seq_len": seq_len, "scaling": rope.scaling},
+                cure="Create the cache with the final length (seq_len=...), or recompute its tokens in a new one.",
+            )
 
 
 class KVCache:
@@ -73,7 +54,7 @@ class KVCache:
     **Arguments:**
 
     - `num_layers`, `batch` (rows), `num_key_value_heads`, `head_dim`: sizes, at least 1.
-    - `seq_len`: tokens, an int or int64 `[batch]`.
+    - `seq_len`: tokens of the longest row at the end.
     - `capacity`: tokens per row to reserve memory for.
     - `dtype`, `device`: of the buffers.
     - `ropes`: the rules that rotate the keys, one or None per layer.
@@ -103,7 +84,7 @@ class KVCache:
         batch: int,
         num_key_value_heads: int,
         head_dim: int,
-        seq_len: SeqLen | None = None,
+        seq_len: int | None = None,
         capacity: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -118,6 +99,7 @@ class KVCache:
         }
         check_whole("KVCache", optional=False, **sizes)
         check_whole("KVCache", least=0, capacity=capacity)
+        check_whole("KVCache", seq_len=seq_len)
         self.num_layers = num_layers
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
         self.dtype, self.device = dtype, _device(device)
@@ -132,9 +114,9 @@ class KVCache:
                 )
         self._lengths = [(0,) * batch] * num_layers
         self._writers: list[weakref.ref[nn.Module] | None] = [None] * num_layers
-        self._seq_len = row_lengths(seq_len, batch)
-        self._one_seq_len = seq_len is not None and not (isinstance(seq_len, Tensor) and seq_len.ndim)
-        if self._seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
+        self.seq_len = as_whole(seq_len)
+        """The fixed length for the frequencies in tokens, or None."""
+        if self.seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
             raise RopeError(
                 "KVCache: `seq_len` is required: the frequencies of this model depend on length.",
                 facts={"ropes": self.ropes},
@@ -159,15 +141,6 @@ class KVCache:
         return tuple(map(max, *self._lengths, (0,) * self.batch)) if layer is None else self._lengths[layer]
 
     @property
-    def seq_len(self) -> SeqLen | None:
-        """Return the fixed length for the frequencies as it was passed: an int, int64 `[batch]` or None."""
-        if self._seq_len is None:
-            return None
-        if self._one_seq_len:
-            return self._seq_len[0]
-        return torch.tensor(self._seq_len, dtype=torch.int64, device=self.device)
-
-    @property
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
         return sum(buffer.nbytes for buffers in self._buffers for buffer in buffers)
@@ -180,7 +153,7 @@ class KVCache:
     def __repr__(self) -> str:
         return (
             f"KVCache(layers={self.num_layers}, lengths={list(self._held(None))}, capacity={self.capacity}, "
-            f"seq_len={self._seq_len}, {self.nbytes / 2**20:.1f} MiB)"
+            f"seq_len={self.seq_len}, {self.nbytes / 2**20:.1f} MiB)"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -205,9 +178,9 @@ class KVCache:
         if other is not writer:
             self._writers[layer] = weakref.ref(writer)
 
-    def check_seq_len(self, seq_len: SeqLen | None) -> None:
+    def check_seq_len(self, seq_len: int | None) -> None:
         """Raise `RopeError` if a call's `seq_len` differs from the cache's; None is the cache's."""
-        if seq_len is not None and row_lengths(seq_len, self.batch) != self._seq_len:
+        if seq_len is not None and seq_len != self.seq_len:
             raise RopeError(
                 "KVCache: `seq_len` differs from the cache's.",
                 facts={"seq_len": seq_len, "cache.seq_len": self.seq_len},
@@ -241,9 +214,9 @@ class KVCache:
         lengths = tuple(old + count for old, count in zip(held, new, strict=True))
         if layer is not None and not {each for each in self._lengths if any(each)} <= {held, lengths}:
             raise self._not_continued(layer)
-        if self._seq_len is not None:
-            refuse_outgrowing(lengths, self._seq_len, self.ropes or ())
         total = max(lengths)
+        if self.seq_len is not None:
+            refuse_outgrowing(total, self.seq_len, self.ropes or ())
         layout = TokenLayout(
             batch, seq, self.device, total=total, cached=True, held=held, lengths=lengths,
             slot_tables=self._slot_tables,
@@ -361,8 +334,6 @@ class KVCache:
                 for layer, old in enumerate(buffers):
                     buffers[layer] = old.index_select(0, index)
         self._lengths = [tuple(held[row] for row in chosen) for held in self._lengths]
-        if self._seq_len is not None:
-            self._seq_len = tuple(self._seq_len[row] for row in chosen)
 
     def _empty(self, capacity: int) -> Tensor:
         """Return a buffer for the keys or the values of one layer."""

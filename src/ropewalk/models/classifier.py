@@ -158,8 +158,8 @@ class TextClassifier(nn.Module):
         """Return logits `[batch, labels]` in the model's dtype, for token ids `[batch, seq]`.
 
         **Arguments:** `attention_mask`: bool or integer `[batch, seq]`, 1 for a real token, padded on any side. A
-        token's position is its index among the real tokens of its row. Frequencies that depend on length use the
-        number of real tokens of the row.
+        token's position is its index among the real tokens of its row. Frequencies that depend on length are those
+        of `max_length`.
 
         **Raises:** `RopeError` for ids outside the vocabulary, and for a row without a real token.
         """
@@ -167,8 +167,7 @@ class TextClassifier(nn.Module):
         x = self.embed_tokens(input_ids)
         inputs = ForwardInputs.of(x, attention_mask=attention_mask, where="TextClassifier")
         if self.config.encoder.needs_seq_len:
-            real = inputs.layout.real
-            inputs.seq_len = inputs.layout.seq if real is None else real.sum(1)
+            inputs.seq_len = self.config.max_length
         x = residual_stream(x)
         if self.encoding is not None:
             x = self.encoding.embedded(x, inputs.places.queries)

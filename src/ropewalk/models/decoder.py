@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attention.masks import SeqLen
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.attention import Attention
 from ropewalk.models.cache import KVCache
@@ -236,7 +235,7 @@ class Decoder(nn.Module):
         attention_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
-        seq_len: SeqLen | None = None,
+        seq_len: int | None = None,
         head_fn: HeadFunction[ResultT] | None = None,
     ) -> Tensor | ResultT:
         """Return logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
@@ -343,7 +342,7 @@ class Decoder(nn.Module):
         self,
         batch: int = 1,
         *,
-        seq_len: SeqLen | None = None,
+        seq_len: int | None = None,
         capacity: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> KVCache:
@@ -351,7 +350,7 @@ class Decoder(nn.Module):
 
         **Arguments:**
 
-        - `seq_len`: tokens, an int or `[batch]`; fixed; required if frequencies depend on length.
+        - `seq_len`: tokens of the longest row; fixed; required if frequencies depend on length.
         - `capacity`: tokens to reserve memory for, if the final length is known.
         """
         weight = self.embed_tokens.weight

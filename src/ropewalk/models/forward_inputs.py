@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.attention.masks import PackedDocuments, SeqLen, TokenLayout, Visibility, find_documents, lay_out
+from ropewalk.attention.masks import PackedDocuments, TokenLayout, Visibility, find_documents, lay_out
 from ropewalk.attention.remap import Remap, tables_at
 from ropewalk.compiled import differentiates_forward
 from ropewalk.errors import RopeError
@@ -29,7 +29,7 @@ class ForwardInputs:
         *,
         position_ids: Tensor | None = None,
         cache: KVCache | None = None,
-        seq_len: SeqLen | None = None,
+        seq_len: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.layout, self.cache = layout, cache
@@ -47,7 +47,7 @@ class ForwardInputs:
         attention_mask: Tensor | None = None,
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
-        seq_len: SeqLen | None = None,
+        seq_len: int | None = None,
         layer: int | None = None,
         where: str = "Attention",
     ) -> ForwardInputs:
@@ -64,18 +64,18 @@ class ForwardInputs:
                 facts={"cache": cache},
                 cure="Omit the cache: run the whole sequence in one call.",
             )
+        if isinstance(seq_len, Tensor):
+            raise RopeError(
+                f"{where}: `seq_len` must be one number for all rows.",
+                facts={"seq_len": seq_len},
+                cure="Pass the tokens of the longest row as an int.",
+            )
         if cache is not None:
             cache.check_seq_len(seq_len)
             seq_len = cache.seq_len
         batch, seq = x.shape[:2]
         if position_ids is not None:
             position_ids = _checked_positions(position_ids, batch, seq, where)
-        if isinstance(seq_len, Tensor) and seq_len.ndim and seq_len.shape != (batch,):
-            raise RopeError(
-                f"{where}: `seq_len` of several rows needs one entry for each row.",
-                facts={"seq_len": seq_len, "batch": batch},
-                cure="Pass an int for all rows, or int64 [batch].",
-            )
         if cache is None:
             layout = lay_out(
                 batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where
@@ -140,8 +140,6 @@ class ForwardInputs:
                     cure=COORDINATES,
                 )
             position_ids = layout.position_ids()
-            if isinstance(length, Tensor) and position_ids.ndim == 1:
-                position_ids = position_ids.expand(layout.batch, -1)
             if rope.num_axes > 1:
                 position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
         return tables_at(rotary, position_ids, length, self.table_dtype)

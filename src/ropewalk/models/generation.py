@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.masks import SeqLen
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.cache import KVCache
 from ropewalk.models.decoder import Decoder
@@ -67,13 +66,14 @@ def generate(
     **Arguments:**
 
     - `prompts`: one or several texts (for a model with a tokenizer), one or several lists of token ids, or integers
-      `[batch, seq]`. They may differ in length; each result equals that of a separate call. A text begins
-      with the prefix tokens of the checkpoint; an empty text is the tokenizer's bos.
+      `[batch, seq]`. They may differ in length; each result equals that of a separate call under the same
+      `seq_len`. A text begins with the prefix tokens of the checkpoint; an empty text is the tokenizer's bos.
     - `max_new_tokens`: tokens per prompt.
     - `temperature`: 0 selects the most likely token; else logits are divided by it.
     - `stop_tokens`: ids that end a row; None: the tokenizer's `eos_ids` for texts, none for token ids.
     - `seed`: makes the result repeatable; each row has its own random numbers.
-    - `seq_len`: tokens; frequencies that depend on length are fixed at this length. None: prompt + max_new_tokens.
+    - `seq_len`: tokens; frequencies that depend on length are fixed at this length. None: the longest prompt +
+      max_new_tokens.
 
     A model from `torch.compile` runs uncompiled here: a cache that grows would need a graph for each length.
 
@@ -115,7 +115,7 @@ def generate(
     return new
 
 
-def _fixed_length(model: Decoder, final: list[int], seq_len: int | None) -> SeqLen | None:
+def _fixed_length(model: Decoder, final: list[int], seq_len: int | None) -> int | None:
     """Return the cache's `seq_len` for rows of these final lengths; raise `RopeError` if `seq_len` is too short."""
     ropes = {rope for rope in model.config.ropes if rope is not None and rope.needs_seq_len}
     check_whole("generate", seq_len=seq_len)
@@ -126,12 +126,10 @@ def _fixed_length(model: Decoder, final: list[int], seq_len: int | None) -> SeqL
             facts={"seq_len": seq_len, "needed": max(final)},
             cure="Raise it, or omit it.",
         )
-    if not ropes or seq_len is not None:
-        return seq_len if ropes else None
-    return final[0] if len(set(final)) == 1 else torch.tensor(final, device="cpu")
+    return (seq_len or max(final)) if ropes else None
 
 
-def _prefill(model: Decoder, tokens: list[list[int]], seq_len: SeqLen | None, spare: int) -> tuple[KVCache, Tensor]:
+def _prefill(model: Decoder, tokens: list[list[int]], seq_len: int | None, spare: int) -> tuple[KVCache, Tensor]:
     """Return a cache with all tokens of these rows, and the logits `[rows, vocab]` after the last of each."""
     lengths = [len(row) for row in tokens]
     longest = max(lengths)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.atomic_io import as_path, copy_file, may_replace, read_json, whole_folder, write_json
+from ropewalk.atomic_io import as_path, may_replace, read_json, whole_folder, write_json
 from ropewalk.checkpoints.gguf_copy import GGUFRope, copy_gguf
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.sources import find
@@ -203,9 +203,9 @@ def _write_files(source: Served, place: Path, staging: Path) -> None:
 
     if path.is_dir() or path.name == "config.json":
         folder = path if path.is_dir() else path.parent
-        shutil.copytree(folder, staging, ignore=left_out, copy_function=copy_file, dirs_exist_ok=True)
+        shutil.copytree(folder, staging, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
     else:
-        copy_file(path, staging / "config.json")
+        shutil.copyfile(path, staging / "config.json")
 
 
 def _write_config(planned: ServingPlan, folder: Path) -> dict[str, Any]:
