@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ropewalk.attachment.probe import is_rotary
 from ropewalk.audit.findings import Finding
-from ropewalk.audit.live import is_rotary
 from ropewalk.audit.live_check import check, examine
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES, family_name

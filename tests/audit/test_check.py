@@ -174,8 +174,8 @@ FAULTS: list[tuple[str, Callable[[], nn.Module], Callable[[nn.Module], None], st
     ("cast", small("llama"), lambda model: model.to(torch.bfloat16), "dtype", "has dtype bfloat16, expected float32"),
     ("half", small("qwen3"), lambda model: model.half(), "dtype", "has dtype float16, expected float32"),
     ("cast back", small("llama"), lambda model: model.bfloat16().float(), "frequencies", ": inv_freq in bfloat16"),
-    ("factor missing", scaled(YARN), attention(1.0), "attention-factor", f"1, expected {MSCALE:.6g}: it is missing"),
-    ("factor twice", scaled(YARN), attention(MSCALE**2), "attention-factor", "it is applied twice"),
+    ("factor missing", scaled(YARN), attention(1.0), "attention-factor", f"1, expected {MSCALE:.6g}: yarn without its"),
+    ("factor twice", scaled(YARN), attention(MSCALE**2), "attention-factor", "yarn with its attention factor twice"),
     ("factor added", small("llama"), attention(1.2), "attention-factor", "1.2, expected 1"),
     ("late positions", small("llama"), forward(lambda own, x, ids: own(x, ids + 1)), "tables", "at position"),
     ("slow forward", small("llama"), forward(lambda own, x, ids: own(x, ids / 4)), "tables", ": pi 4 (linear)"),
@@ -183,7 +183,7 @@ FAULTS: list[tuple[str, Callable[[], nn.Module], Callable[[nn.Module], None], st
     ("sines first", small("llama"), forward(lambda own, x, ids: own(x, ids)[::-1]), "pairing", "sines first, expected"),
     ("neighbours", small("llama"), forward(neighbours), "pairing", "are repeated, expected doubled"),
     ("width", small("glm"), built_with(block={"partial_rotary_factor": 1.0}), "width",
-     "16 rotated features, expected 8 of 16: the partial factor is ignored"),
+     "16 rotated features, expected 8 of 16: partial factor ignored"),
     ("width", small("gpt_neox"), built_with(block={"partial_rotary_factor": 1.0}), "width", "expected 4 of 16"),
     ("all features", small("glm"), frequencies(lambda f: 1e4 ** (-torch.arange(0, 8, 2) / 16)), "frequencies",
      "theta's exponents over the whole head"),
@@ -457,7 +457,7 @@ def test_the_attention_factor_of_a_table() -> None:
     rope = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=YaRN(4.0, 16))
     (found,) = check(vllm(rope), rope)
     assert found.code == "attention-factor"
-    assert "1, expected 1.13863: it is missing" in found.message
+    assert "1, expected 1.13863: yarn without its attention factor" in found.message
 
 
 # --- no false finding

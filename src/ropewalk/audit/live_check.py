@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attachment import attachment_of
+from ropewalk.attachment.probe import frequencies_of, is_rotary, table_rows, tables_of, takes_positions, tensors_of
 from ropewalk.attachment.tables import TablesForward
 from ropewalk.audit.causes import largest_error
 from ropewalk.audit.findings import SEVERITIES, Finding
-from ropewalk.audit.live import frequencies_of, is_rotary, table_rows, tables_of, takes_positions, tensors_of
 from ropewalk.audit.problems import (
     Problem,
     compare_call,
@@ -26,7 +26,7 @@ from ropewalk.audit.problems import (
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
 
@@ -209,7 +209,7 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
             found = list(compare_frequencies(name, tensor, rope, ropes, label))
             factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", None)
             if isinstance(factor, int | float):
-                found += compare_factor("attention_scaling", factor, attention_factor_of(rope, 1), label)
+                found += compare_factor("attention_scaling", factor, rope, ropes, label)
             codes |= {one.code for one in found}
             problems += found
     candidates = [chosen[None]] if None in chosen else _ropes_of(None, ropes)
