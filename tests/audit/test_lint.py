@@ -120,11 +120,8 @@ CURED: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None]] =
     ("truncate-nested", {**OLMO3, "rope_parameters": {**NESTED, "full_attention": {
         **NESTED["full_attention"], "truncate": False}}}, {**OLMO3, "rope_parameters": {**NESTED, "truncate": False}},
      changed(PLAIN, {**NESTED["full_attention"], "truncate": False})),
-    ("dynamic-factor", changed(PLAIN, {**DYNAMIC, "factor": 4.0}), changed(PLAIN, DYNAMIC), changed(PLAIN, DYNAMIC)),
     ("dynamic-original-ignored", changed(PLAIN, {**DYNAMIC, "original_max_position_embeddings": 2048}),
      *[changed(PLAIN, DYNAMIC, max_position_embeddings=2048)] * 2),
-    ("attention-factor", changed(QWEN25, {"attention_factor": 1, "factor": 1.0}),
-     changed(QWEN25, {"attention_factor": 1.0, "factor": 1.0}), None),
     ("mscale-one-sided", changed(QWEN25, {"mscale": 0.7}), QWEN25, None),
     ("mscale-one-sided", changed(QWEN25, {"mscale_all_dim": 1.0}), QWEN25, None),
     ("head-dim-null", changed(QWEN25, head_dim=None), changed(QWEN25, head_dim=128), None),
@@ -177,7 +174,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         qwen35(YARN)["text_config"],
     ),
     ("longrope-switch", LONGROPE, changed(LONGROPE, {"long_factor": [1.0] * 24})),
-    ("longrope-mscales", changed(LONGROPE, {"short_mscale": 1.2, "long_mscale": 1.2}), LONGROPE),
     (
         "partial-ignored",
         changed(PLAIN, partial_rotary_factor=0.5),
@@ -209,7 +205,6 @@ def test_a_trap_fires_and_is_silent(code: str, trapped: dict[str, Any], clean: d
 
 
 COMPUTED: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
-    ("yarn-variants", QWEN25, PLAIN, 32_768),
     ("low-precision-cast", changed(PLAIN, torch_dtype="bfloat16"), changed(PLAIN, torch_dtype="float32"), 32_768),
     ("low-precision-cast", changed(PLAIN, dtype="torch.float16"), PLAIN, 32_768),
     (
@@ -232,12 +227,6 @@ COMPUTED: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
         changed(PLAIN, model_type="qwen3", max_position_embeddings=262144),
         32_768,
     ),
-    (
-        "partial-attention-factor",
-        changed(QWEN25, model_type="phi", partial_rotary_factor=0.5),
-        changed(QWEN25, {"attention_factor": 1.0}, model_type="phi", partial_rotary_factor=0.5),
-        32_768,
-    ),
 ]
 
 
@@ -258,33 +247,6 @@ def test_every_trap_has_a_case() -> None:
     """The codes that are tested are those in the source."""
     codes = re.findall(r'block\.(?:error|warning|note)\(\s*"([a-z0-9-]+)"', inspect.getsource(traps))
     assert {case[0] for case in (*CASES, *COMPUTED, *CURED)} == {*codes}
-
-
-@pytest.mark.parametrize(
-    ("config", "apart"),
-    [
-        (QWEN25, "1.7x"),
-        (
-            changed(
-                QWEN25,
-                {"factor": 16.0, "original_max_position_embeddings": 4096},
-                rope_theta=1e4,
-                max_position_embeddings=65536,
-            ),
-            "3.0x",
-        ),
-    ],
-)
-def test_yarn_variants_differ_as_measured(config: dict[str, Any], apart: str) -> None:
-    """The research note: 1.7x for Qwen at 4, 3.0x for Llama 2 at 16."""
-    found = [f for f in lint(config, ropes=ModelRopes.from_hf(config)) if f.code == "yarn-variants"]
-    assert apart in found[0].message
-
-
-def test_dynamic_names_what_its_factor_does() -> None:
-    """Factor 4 stretches by 5 at twice the trained length."""
-    found = [f for f in lint(changed(PLAIN, {"rope_type": "dynamic", "factor": 4.0})) if f.code == "dynamic-factor"]
-    assert "at twice the trained length by 5" in found[0].message
 
 
 def test_findings_come_by_severity_and_name_their_layers() -> None:
@@ -349,13 +311,6 @@ def test_any_value_is_linted(name: str) -> None:
 
 
 # --- cures, each followed
-
-# Cures that leave the config as it is: they concern a port, a loop, a release, or what to compare and measure.
-KEPT = {
-    *("dynamic-cache", "float32-angles", "longrope-mscales", "longrope-switch", "low-precision-cast", "stated-length"),
-    *("partial-attention-factor", "partial-ignored", "position-scale", "renamed-type", "softmax-mscale"),
-    *("unread-settings", "yarn-variants"),
-}
 
 
 @pytest.mark.parametrize(("code", "config", "cured", "expected"), CURED)

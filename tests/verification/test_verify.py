@@ -17,9 +17,8 @@ from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
 from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.hypotheses import expected_positions
 from ropewalk.verification.outcome import Prediction, Probe
-from ropewalk.verification.verify import DECODING, our_side
+from ropewalk.verification.verify import DECODING, expected_positions, our_side
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 
@@ -126,13 +125,12 @@ def test_not_told_apart_for_want_of_length(small, verify):
 class Short(OurEngine):
     """An engine with a context of `longest` tokens."""
 
-    longest, counted = 200, True
+    longest = 200
 
     def ask(self, input_ids):
         if len(input_ids) > self.longest:
             raise TooLong("too long", cure="-")
-        answer = super().ask(input_ids)
-        return answer if self.counted else NextTokens(answer.top)
+        return super().ask(input_ids)
 
 
 def test_a_context_that_ends_first(small, verify):
@@ -293,27 +291,20 @@ def test_an_engine_that_cuts_prompts_is_not_as_expected(small, kept, verify):
 
 
 def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
-    """The verdict covers prompts whose ends alone are shown not to explain the answers."""
+    """The verdict names what it may do to prompts."""
     found = verify(small, Cutting(small))
     assert found.verdict.kind == "as expected"
     assert max(question.tokens for question in found.prompts) == 256
-    assert found.verdict.up_to == 224
-    assert "may cut longer prompts" in found.verdict.sentence
+    assert found.verdict.up_to == 256
+    assert "may cut prompts" in found.verdict.sentence
 
 
-@pytest.mark.parametrize("counted", [True, False])
-def test_a_verdict_covers_the_longest_prompt(small, counted, verify):
-    """An engine whose context is too short for the length of the verdict; it may also cut what it answers."""
-    engine = Short(small)
-    engine.counted = counted
-    found = verify(small, engine)
+def test_a_verdict_covers_the_longest_prompt(small, verify):
+    """An engine whose context is too short for the length of the verdict."""
+    found = verify(small, Short(small))
     assert max(question.tokens for question in found.prompts) == 192
-    if counted:
-        assert found.verdict.sentence.startswith("As expected, for prompts of up to 192 tokens")
-        assert "The engine accepts at most 239 tokens." in str(found)
-    else:
-        assert found.exit_status == 3
-        assert "on the ends of prompts" in found.verdict.sentence
+    assert found.verdict.sentence.startswith("As expected, for prompts of up to 192 tokens")
+    assert "The engine accepts at most 239 tokens." in str(found)
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 10])

@@ -108,8 +108,8 @@ class Side(Protocol):
     def shifted(self, progress: Progress) -> Sequence[PromptQuestion]:
         """Return prompts, each followed by the same one without its first tokens, with the expected prediction."""
 
-    def confirming(self, last: int, progress: Progress, *, ends: bool) -> Sequence[PromptQuestion]:
-        """Return prompts of about `last` tokens with the expected prediction; with `ends` also those of their ends."""
+    def confirming(self, last: int, progress: Progress) -> Sequence[PromptQuestion]:
+        """Return prompts of about `last` tokens with the expected prediction."""
 
     def decoding(self, progress: Progress) -> Sequence[PromptQuestion]:
         """Return prompts with generated tokens, and predictions under hypotheses about positions in decoding."""
