@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import math
-import re
 import warnings
 from typing import Any
 
 import pytest
 import torch
 
-from ropewalk.audit import traps
 from ropewalk.audit.findings import Finding
 from ropewalk.audit.traps import lint
 from ropewalk.rope.config import RopeConfig
@@ -159,13 +156,6 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         changed(QWEN25, {"mscale": 1.0, "mscale_all_dim": 1.0, "factor": 40.0}, model_type="deepseek_v3"),
         changed(QWEN25, {"mscale": 1.0, "mscale_all_dim": 1.0, "factor": 40.0}),
     ),
-    ("position-scale", changed(QWEN25, {"llama_4_scaling_beta": 0.1}, model_type="ministral3"), QWEN25),
-    (
-        "position-scale",
-        {"model_type": "ministral3"},
-        changed(QWEN25, {"llama_4_scaling_beta": 0.0}, model_type="ministral3"),
-    ),
-    ("position-scale", {"model_type": "llama4_text"}, {"model_type": "llama4_text", "attn_temperature_tuning": 0}),
     ("block-outside-text", {**QWEN35, "rope_parameters": YARN}, {**QWEN35, "rope_parameters": DEFAULT_MROPE}),
     ("block-outside-text", {**QWEN35, "rope_scaling": {"type": "linear", "factor": 4.0}}, QWEN35),
     (
@@ -204,49 +194,30 @@ def test_a_trap_fires_and_is_silent(code: str, trapped: dict[str, Any], clean: d
     assert code not in codes(clean)
 
 
-COMPUTED: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
-    ("low-precision-cast", changed(PLAIN, torch_dtype="bfloat16"), changed(PLAIN, torch_dtype="float32"), 32_768),
-    ("low-precision-cast", changed(PLAIN, dtype="torch.float16"), PLAIN, 32_768),
-    (
-        "float32-angles",
-        changed(PLAIN, rope_theta=1e4),
-        changed(PLAIN, rope_theta=1e4, max_position_embeddings=2048),
-        1_000_000,
-    ),
-    ("theta-small", changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768), PLAIN, 32_768),
-    ("theta-small", changed(PLAIN, rope_theta=...), changed(PLAIN, rope_theta=1e4), 32_768),  # lost, and written
+COMPUTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("theta-small", changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768), PLAIN),
+    ("theta-small", changed(PLAIN, rope_theta=...), changed(PLAIN, rope_theta=1e4)),  # lost, and written
     (
         "theta-small",
         changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768),
         changed(PLAIN, rope_theta=1e4, max_position_embeddings=32768, model_type="phi"),  # half of each head turns
-        32_768,
     ),
     (
         "stated-length",
         changed(PLAIN, model_type="qwen3", max_position_embeddings=40960),
         changed(PLAIN, model_type="qwen3", max_position_embeddings=262144),
-        32_768,
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("code", "trapped", "clean", "target"),
-    [*COMPUTED, *((*case[:3], 32_768) for case in CURED if case[0] == "theta-elsewhere")],
+    ("code", "trapped", "clean"), [*COMPUTED, *(case[:3] for case in CURED if case[0] == "theta-elsewhere")]
 )
-def test_a_trap_of_frequencies_fires_and_is_silent(
-    code: str, trapped: dict[str, Any], clean: dict[str, Any], target: int
-) -> None:
+def test_a_trap_of_frequencies_fires_and_is_silent(code: str, trapped: dict[str, Any], clean: dict[str, Any]) -> None:
     """Only with the RopeConfig at hand."""
-    assert code in codes(trapped, target, known=True)
-    assert code not in codes(trapped, target)
-    assert code not in codes(clean, 2048 if code == "float32-angles" else target, known=True)
-
-
-def test_every_trap_has_a_case() -> None:
-    """The codes that are tested are those in the source."""
-    codes = re.findall(r'block\.(?:error|warning|note)\(\s*"([a-z0-9-]+)"', inspect.getsource(traps))
-    assert {case[0] for case in (*CASES, *COMPUTED, *CURED)} == {*codes}
+    assert code in codes(trapped, known=True)
+    assert code not in codes(trapped)
+    assert code not in codes(clean, known=True)
 
 
 def test_findings_come_by_severity_and_name_their_layers() -> None:

@@ -124,16 +124,6 @@ def test_a_second_check_reads_nothing(small, reads, tmp_path):
     assert found[0].requests == found[1].requests
 
 
-def test_likeliest_first(small):
-    """400 are kept; what is not among them counts as the last."""
-    prediction = Predictions(reader_of(small)).of(hypothesis(small), IDS, [30])[30]
-    values = list(prediction.values.values())
-    assert values == sorted(values, reverse=True)
-    missing = next((token for token in range(small.config.vocab_size) if token not in prediction.values), None)
-    if missing is not None:
-        assert prediction.of([missing])[0] == values[-1]
-
-
 def test_a_token_that_is_not_ours():
     """One that no prediction contains counts only if the answer has more than each allows."""
     question = PromptQuestion([0], {"a": Prediction([(1, -1.0), (2, -2.0)]), "b": Prediction([(1, -1.0), (3, -4.0)])})

@@ -11,9 +11,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
-from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
+from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
 from ropewalk.verification.golden import Golden
@@ -31,13 +30,6 @@ def under(model, *, rope=None, extension=None):
 
 
 YARN = {"scaling": YaRN(4.0, 256)}
-CASES = {
-    "yarn 4": YARN,
-    "the other pairing": {"interleaved": True},
-    "pi 2 (linear)": {"scaling": Linear(2.0)},
-    "theta 100000": {"theta": 1e5},
-    "theta 1000": {"theta": 1e3},
-}
 MORE = pytest.mark.thorough
 
 
@@ -56,33 +48,11 @@ def test_as_expected(small, verify):
     assert best.misfit < 1e-5 < 1e-3 < second.misfit
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[MORE] * (n > 1)) for n, name in enumerate(CASES)])
-def test_another_rope_is_named(small, name, verify):
-    """One fault each, exit status 1."""
-    found = verify(small, under(small, rope=CASES[name]))
-    assert found.verdict.kind == "other"
-    assert found.verdict.applied == (name,)
-    assert found.exit_status == 1
-
-
-@pytest.mark.parametrize(
-    ("fault", "name"),
-    [
-        ({}, "no scaling"),
-        ({"scaling": YaRN(4.0, 256, attention_factor=1.0)}, "yarn without its attention factor"),
-        pytest.param({"scaling": YaRN(4.0, 1024)}, "yarn with original_max_position_embeddings 1024", marks=MORE),
-        pytest.param({"scaling": YaRN(2.0, 256)}, "yarn 2", marks=MORE),
-        pytest.param({"scaling": YaRN(4.0, 256, variant="paper")}, "yarn by the paper's formula", marks=MORE),
-        pytest.param({"theta": 1e5}, "no scaling, theta 100000", marks=MORE),
-        pytest.param({"interleaved": True}, "no scaling, the other pairing", marks=MORE),
-    ],
-)
-def test_a_scaling_that_goes_wrong(small, fault, name, verify):
-    """Expected YaRN 4, as a block of config.json would say it."""
+def test_an_expected_block(small, verify):
+    """YaRN 4, as a block of config.json would state it; the engine has no scaling."""
     block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-    found = verify(small, under(small, rope=fault), expect=json.dumps(block))
-    assert found.verdict.kind == "other"
-    assert name in found.verdict.applied
+    found = verify(small, OurEngine(small), expect=json.dumps(block))
+    assert found.verdict.applied == ("no scaling",)
     assert "instead of yarn (factor 4" in found.verdict.sentence
 
 
@@ -94,19 +64,6 @@ def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small, ver
     assert found.verdict.kind == "other"
     assert found.verdict.applied[0] == "no scaling"
     assert max(question.tokens for question in found.prompts) > 256
-
-
-@pytest.mark.parametrize(
-    ("rule", "name"),
-    [
-        (FaultyPositions("held", 256), "positions held at 256"),
-        pytest.param(FaultyPositions("restarted", 256), "positions begun again after 256", marks=MORE),
-    ],
-)
-def test_positions_that_end_at_a_length(small, rule, name, verify):
-    """Found where prompts beyond it are asked for."""
-    found = verify(small, under(small, extension=rule), up_to=400)
-    assert (found.verdict.kind, found.verdict.applied) == ("other", (name,))
 
 
 def test_not_told_apart_for_want_of_length(small, verify):
@@ -307,7 +264,7 @@ def test_a_verdict_covers_the_longest_prompt(small, verify):
     assert "The engine accepts at most 239 tokens." in str(found)
 
 
-@pytest.mark.parametrize("every", [2, 3, 5, 10])
+@pytest.mark.parametrize("every", [2, 10])
 def test_replicas_that_differ(small, every, verify):
     """Every n-th request is answered without the scaling: named, whether or not the mean error is small."""
     right, wrong = under(small, rope=YARN), OurEngine(small)
@@ -341,7 +298,6 @@ class Sampling(OurEngine):
 
 FORMS = {
     "21": lambda every, sampled: [sampled, *every[:20]],
-    "20 unsorted": lambda every, sampled: every[19::-1],
     "5": lambda every, sampled: [*every[:5], sampled],
 }
 
@@ -361,13 +317,6 @@ def test_an_engine_that_samples(small, form, monkeypatch):
             for found in (rw.verify(small, url, up_to=192), golden.check(url)):
                 assert found.verdict.kind == kind, found.verdict.sentence
                 assert found.verdict.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
-
-
-def test_the_record_is_strict_json(small, verify):
-    """NaN and infinity become null."""
-    found = dataclasses.replace(verify(small, OurEngine(small)), noise=float("nan"), seconds=float("inf"))
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert document["noise"] is document["seconds"] is None
 
 
 def test_over_http(small, verify):

@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
+from ropewalk.audit.audit import text_frequencies, why_no_bound
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
 from ropewalk.families import described, unread_keys
 from ropewalk.rope.frequencies import reach
@@ -19,7 +17,6 @@ from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
-BFLOAT16_ROUNDING = 2.0**-9
 
 
 def lengths(block: Block) -> Iterator[Finding]:
@@ -291,20 +288,6 @@ def mscale(block: Block) -> Iterator[Finding]:
         )
 
 
-def position_scale(block: Block) -> Iterator[Finding]:
-    """Find a scale of queries that grows with the position, outside the tables."""
-    scale = query_scale(block)
-    if scale is not None and block.family is not None:
-        slope, length = scale
-        yield block.note(
-            "position-scale",
-            f"Queries{' of layers without rotation' if block.family.nope else ''} are multiplied by 1 + {slope:g} ln(1 "
-            f"+ floor(position / {length:,})), {1 + slope * math.log1p((block.target - 1) // length):.3f} at the end "
-            f"of {block.target:,} tokens; cos and sin do not contain it.",
-            "Apply it to queries in a port: equal tables do not prove equal attention.",
-        )
-
-
 def query_scale(block: Block) -> tuple[float, int] | None:
     """Return the slope and the length, in tokens, of a scale of queries by position; None without one."""
     family = block.family
@@ -419,40 +402,9 @@ def axes_unwritten(block: Block) -> Iterator[Finding]:
     )
 
 
-def precision(block: Block) -> Iterator[Finding]:
-    """Find inv_freq that model.to(bfloat16) would round, and float32 angles with a larger error than such a table."""
-    rope = block.rope
-    dtype = str(block.config.get("dtype", block.config.get("torch_dtype", ""))).removeprefix("torch.")
-    if rope is None:
-        return
-    if dtype in ("bfloat16", "float16"):
-        trained = rope.trained_length or 8192
-        exact, _ = text_frequencies(rope, trained)
-        bits = 8 if dtype == "bfloat16" else 11
-        mantissa, exponent = np.frexp(exact)
-        cast = np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
-        positions = np.arange(max(0, trained - 1024), trained, dtype=np.float64)
-        worst = float(np.abs(np.cos(np.outer(positions, cast)) - np.cos(np.outer(positions, exact))).max())
-        yield block.note(
-            "low-precision-cast",
-            f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos then has "
-            f"an error of up to {worst:.2g} near position {trained:,}.",
-            f"Load with from_pretrained(dtype={dtype}), which keeps float32 frequencies. ropewalk has no such buffer.",
-        )
-    frequencies, _ = text_frequencies(rope, block.target)
-    error = float32_cos_error(frequencies, block.target)
-    if error > BFLOAT16_ROUNDING:
-        yield block.note(
-            "float32-angles",
-            f"At {block.target:,} tokens, angles in float32 (as in transformers) give cos an error of {error:.1e}, "
-            "more than a table in bfloat16 (2.0e-03).",
-            "Compute angles in float64 before cos and sin, as ropewalk does.",
-        )
-
-
 TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
-    lengths, spelling, theta, ignored, dynamic, attention_factor, mscale, position_scale, longrope, local_layers_scaled,
-    block_outside_text, axes_unwritten, precision, theta_small,
+    lengths, spelling, theta, ignored, dynamic, attention_factor, mscale, longrope, local_layers_scaled,
+    block_outside_text, axes_unwritten, theta_small,
 )  # fmt: skip
 
 
