@@ -20,7 +20,7 @@ from ropewalk.rope.scaling import DynamicNTK, YaRN
 
 pytest.importorskip("transformers")
 
-from tests.audit.coverage import causal_findings, way
+from tests.audit.coverage import causal_findings, class_findings
 from tests.parity.causal import small_model
 from tests.parity.classes import rotary_classes
 
@@ -265,21 +265,6 @@ def test_strict_raises_errors_only() -> None:
         check(model, strict=True)
 
 
-def test_the_documented_callback_stops_a_training(tmp_path: Path) -> None:
-    """The Trainer passes its model to the class in docs/check.md before the first update."""
-    from transformers import Trainer, TrainingArguments
-
-    page = (Path(__file__).parents[2] / "docs/check.md").read_text()
-    names: dict[str, Any] = {"check": check}
-    exec(page.partition("## In a Trainer")[2].partition("```python\n")[2].partition("```")[0], names)
-    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to="none")
-    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}]
-    trainer = Trainer(small_model("llama").bfloat16(), arguments, train_dataset=rows, callbacks=[names["RopeCheck"]()])
-    with pytest.raises(RopeError, match=r"check: the rotary modules(.|\n)*dtype bfloat16"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-
-
 def test_the_config_inside_a_wrapper_counts() -> None:
     """As in data parallelism."""
     assert check(nn.Sequential(small_model("llama"))) == ()
@@ -486,7 +471,7 @@ def test_a_forward_that_returns_sines_first(dtype: torch.dtype) -> None:
     assert "are once, expected once, sines first" in check(module, config)[0].message
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["gemma3_text", "deepseek_v3"])
 def test_a_model_loaded_in_16_bits_is_right(tmp_path: Path, name: str) -> None:
     """from_pretrained in bfloat16 keeps the frequencies in float32."""
     from transformers import AutoModelForCausalLM
@@ -497,12 +482,10 @@ def test_a_model_loaded_in_16_bits_is_right(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.thorough
 def test_no_false_finding_for_any_class() -> None:
-    """Every rotary class of transformers with its default config: most are called, and none has a false finding."""
-    ways = {part.name: way(part) for part in rotary_classes()}
-    false = {name: bad for name, (how, bad) in ways.items() if bad and not how.startswith("not")}
-    assert false == {}
-    called = [name for name, (how, _) in ways.items() if how == "called"]
-    assert len(called) >= 0.88 * len(ways)
+    """Every rotary class of transformers with its default config: most are checked, and none has a false finding."""
+    found = {part.name: class_findings(part) for part in rotary_classes()}
+    assert {name: bad for name, (checked, bad) in found.items() if checked and bad} == {}
+    assert sum(checked for checked, _ in found.values()) >= 0.92 * len(found)
 
 
 @pytest.mark.thorough

@@ -173,7 +173,7 @@ def test_a_quantised_cache_is_no_other_rope(levels, verify):
 
 transformers = pytest.importorskip("transformers")
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
-from ropewalk.verification.transformers_engine import TransformersEngine  # noqa: E402
+from ropewalk.verification.adapters import TransformersEngine  # noqa: E402
 from tests.attachment.families import small_model  # noqa: E402
 
 MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256,

@@ -348,8 +348,7 @@ def test_an_engine_that_needs_another_checkpoint(tmp_path):
     """llama.cpp reads files, transformers folders."""
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF")
-    from ropewalk.verification.adapters import llama_cpp_server
-    from ropewalk.verification.transformers_engine import TransformersEngine
+    from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
     with pytest.raises(RopeError, match="needs a Hugging Face folder"):
         TransformersEngine.load(file)

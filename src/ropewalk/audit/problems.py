@@ -145,8 +145,11 @@ def compare_table(
         if any(hasattr(module, name) for name in _GROW):
             severity, text = "note", f"{text}; the module extends it for longer sequences"
         yield Problem("short-table", rows.name, text, "Build the table for max_position_embeddings.", None, severity)
-    if rows.dtype.itemsize < 4:
-        yield from _short_dtype(rows, rope)
+    if rows.dtype.itemsize < 4 and rows.cos.shape[-1] == rope.pairs and bool(rows.cos.isfinite().all()):
+        text = f"has dtype {_dtype(rows.dtype)}: cos and sin have a rounding error of up to {rows.eps / 2:.1e}"
+        yield Problem(
+            "dtype", rows.name, text, "Keep the table in float32, and round after the rotation.", None, "warning"
+        )
     lengths: list[int] = [1]
     if rope.needs_seq_len:
         known_ones = [rows.seq_len] if rows.seq_len else [1, count, longest, rope.scaled_length]
@@ -168,24 +171,6 @@ def compare_table(
         text = f"is doubled for {expected}; expected neighbouring features (0, 1), (2, 3), ..."
         cure = "Keep it only if the module reorders queries and keys first, as DeepSeek's does."
         yield Problem("pairing", rows.name, text, cure, None, "warning")
-
-
-def _short_dtype(rows: TableRows, rope: RopeConfig) -> Iterator[Problem]:
-    """Yield the errors of cos, sin and angles in a table of 16 bits, if its numbers are those of the rope."""
-    if rows.cos.shape[-1] != rope.pairs or not bool(rows.cos.isfinite().all()):
-        return
-    length = rows.seq_len or rows.count or 1
-    cos, sin, _ = rows.exact(rope, length)
-    factor = attention_factor_of(rope, length)
-    angle = torch.atan2(rows.sin * cos - rows.cos * sin, rows.cos * cos + rows.sin * sin).abs().amax(-1)
-    worst = max(float((rows.cos - cos * factor).abs().max()), float((rows.sin - sin * factor).abs().max()))
-    if worst <= 0.05:
-        text = (
-            f"has dtype {_dtype(rows.dtype)}: cos and sin differ from float64 by up to {worst:.1e}, and the angles at "
-            f"position {int(rows.positions[-1]):,} by up to {float(angle[-1]):.1e} rad"
-        )
-        cure = "Keep the table in float32, and round after the rotation."
-        yield Problem("dtype", rows.name, text, cure, None, "warning")
 
 
 def compare_call(

@@ -226,9 +226,9 @@ def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
         positions = expected.mapped(partial(_with_rule, change=partial(_attention, power=power)))
         yield Hypothesis(f"{rule} {name}", positions, cure=FACTOR)
     factor = getattr(scaling, "factor", None)
-    for times in NEAR if isinstance(factor, int | float) else ():
-        if factor * times > 1.0:
-            yield _wrong_factor(rule, factor).at(expected, factor * times)
+    if isinstance(factor, int | float):
+        near = (factor * times for times in NEAR)
+        yield from (_wrong_factor(rule, factor).at(expected, number) for number in near if number > 1.0)
     for rules, small in ((_rules(rope), False), (_ramps(rule), True)):
         for name, change, right in rules:
             positions = expected.mapped(partial(_with_rule, change=change))

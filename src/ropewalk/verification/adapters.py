@@ -16,7 +16,7 @@ from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification import program
-from ropewalk.verification.engine import WAIT, Engine, EngineError, NextTokens, TokenTexts, TooLong
+from ropewalk.verification.engine import TOP, WAIT, Engine, EngineError, NextTokens, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
 CONTEXT = 8192  # tokens of a llama.cpp server's context
@@ -60,7 +60,6 @@ def open_engine(
         return llama_cpp_server(model, token_texts)
     if engine == "transformers" or hasattr(getattr(engine, "config", None), "to_dict"):
         from ropewalk.precision import warn_if_slow
-        from ropewalk.verification.transformers_engine import TransformersEngine
 
         if engine == "transformers":
             return nullcontext(TransformersEngine.load(model))
@@ -86,16 +85,9 @@ def started_engine(
     **Raises:** `RopeError` if the model is no folder, or if the engine is not installed or does not load it.
     """
     from ropewalk.checkpoints.opening import config_of
-    from ropewalk.checkpoints.sources import find
     from ropewalk.rope.model_ropes import ModelRopes
 
-    path = find(source)
-    if not path.is_dir():
-        raise RopeError(
-            f"verify: {name} needs a Hugging Face folder.",
-            facts={"model": str(path)},
-            cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
-        )
+    path = _folder(source, name)
     config = config_of(path).get_text_config(decoder=True)
     lengths = [rope.scaled_length or max_tokens for rope in ModelRopes.from_hf(config).present_ropes]
     with StartedEngine(name, python) as engine:
@@ -266,3 +258,92 @@ class StartedEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class TransformersEngine:
+    """A causal language model of transformers in this process; see `ropewalk.verification.engine.Engine`.
+
+    **Arguments:**
+    - `model`: in eval mode, in its own dtype and on its own device.
+    - `tokenizer`: transformers' own, or None.
+    """
+
+    name = "transformers"
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    @classmethod
+    def load(cls, source: str | Path) -> TransformersEngine:
+        """Load a Hugging Face folder in the dtype of its weights, or in float32 if this CPU multiplies that slowly.
+
+        Nothing is downloaded.
+
+        **Raises:** `RopeError` for a file, or if transformers cannot load the folder.
+        """
+        from ropewalk.checkpoints.load import fast_dtype_or_warn
+        from ropewalk.checkpoints.opening import load_live, quietly
+
+        path, transformers = _folder(source, "transformers"), need("transformers", extra="transformers")
+        model, _ = load_live(path, fast_dtype_or_warn(path, "verify: the engine"), "cpu")
+        with quietly():
+            try:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            except Exception:  # each class raises its own
+                tokenizer = None
+        return cls(model, tokenizer)
+
+    def token_ids(self, text: str) -> list[int] | None:
+        """Return the ids from transformers' tokenizer; None if there is no tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def ask(self, input_ids: Sequence[int]) -> NextTokens:
+        """Return the likeliest next tokens, from one forward pass without a cache."""
+        import torch
+
+        ids = torch.tensor([list(input_ids)], device=self.model.device)
+        try:
+            with torch.inference_mode():
+                logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+        except torch.OutOfMemoryError as error:
+            raise TooLong(
+                "verify: the prompt does not fit the device's memory.",
+                facts={"tokens": len(input_ids)},
+                cure="Pass a smaller --max-tokens.",
+            ) from error
+        return NextTokens(_likeliest(logits), len(input_ids))
+
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
+        """Return the likeliest tokens from the model's own `generate`, with its cache."""
+        import torch
+
+        ids = torch.tensor([list(input_ids)], device=self.model.device)
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
+                output_logits=True, return_dict_in_generate=True, pad_token_id=0,
+            )  # fmt: skip
+        new = out.sequences[0, ids.shape[1] :].tolist()
+        return [NextTokens(_likeliest(logits[0]), token=token) for token, logits in zip(new, out.logits, strict=False)]
+
+
+def _likeliest(logits: Any) -> dict[int, float]:
+    """Return the log-probabilities of the likeliest tokens."""
+    likely = logits.double().log_softmax(-1).topk(min(TOP, len(logits)))
+    return dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+
+
+def _folder(source: str | Path, engine: str) -> Path:
+    """Return the Hugging Face folder of a source; raise `RopeError` if it is a file."""
+    from ropewalk.checkpoints.sources import find
+
+    path = find(source)
+    if not path.is_dir():
+        raise RopeError(
+            f"verify: {engine} needs a Hugging Face folder.",
+            facts={"model": str(path)},
+            cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
+        )
+    return path
