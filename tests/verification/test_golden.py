@@ -19,10 +19,10 @@ SCHEMA = Path(__file__).parents[2] / "src/ropewalk/verification/golden.schema.js
 
 
 @pytest.fixture(scope="module")
-def golden(small, tmp_path_factory):
+def golden(small, tmp_path_factory, state):
     """The predictions of the small model, read from their file."""
     path = tmp_path_factory.mktemp("golden") / "golden.json"
-    write_golden(small, path)
+    write_golden(small, path, state=state)
     assert path.stat().st_size < 200_000
     return Golden.read(path)
 
@@ -64,9 +64,9 @@ def test_another_rope_is_named(golden, small, name, rope, style):
     assert (found.verdict.kind, found.verdict.applied) == ("other", (name,))
 
 
-def test_an_expected_scaling_is_in_the_file(small, tmp_path):
+def test_an_expected_scaling_is_in_the_file(small, tmp_path, state):
     """Written for YaRN 4; an engine without it is named. From Python, a file is a model."""
-    write_golden(small, tmp_path / "yarn.json", expect="yarn:4", up_to=192)
+    write_golden(small, tmp_path / "yarn.json", expect="yarn:4", up_to=192, state=state)
     golden = Golden.read(tmp_path / "yarn.json")
     assert golden.check(under(small, rope=YARN)).verdict.kind == "as expected"
     found = golden.check(OurEngine(small))

@@ -90,9 +90,9 @@ class Short(OurEngine):
         return super().ask(input_ids)
 
 
-def test_a_context_that_ends_first(small, verify):
+def test_a_context_that_ends_first(small, verify, state):
     """The same where the engine's own context is short; the verdict names it, also from a golden file."""
-    golden = Golden.of(our_side(small, up_to=400))
+    golden = Golden.of(our_side(small, up_to=400, state=state))
     for found in (verify(small, Short(small), up_to=400), golden.check(Short(small))):
         assert found.verdict.kind == "undecided"
         assert re.search(r"needs an engine that accepts more than [23]\d\d tokens", str(found))
@@ -303,10 +303,10 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_engine_that_samples(small, form, monkeypatch):
+def test_an_engine_that_samples(small, form, verify, state, monkeypatch):
     """It refuses temperature 0 and `top_k`, and adds its token, which may not be among ours, to the likeliest."""
     monkeypatch.setattr("ropewalk.verification.predictions.KEPT", 30)
-    golden = Golden.of(our_side(small, up_to=192))
+    golden = Golden.of(our_side(small, up_to=192, state=state))
 
     def refuse(path, body, headers):
         return (400, "temperature") if body.get("temperature") == 0 or "top_k" in body else None
@@ -314,7 +314,7 @@ def test_an_engine_that_samples(small, form, monkeypatch):
     for rope, kind in (({}, "as expected"), (YARN, "other")):
         engine = Sampling(under(small, rope=rope).reader, FORMS[form])
         with serving(engine, refuse, style="vllm") as url:
-            for found in (rw.verify(small, url, up_to=192), golden.check(url)):
+            for found in (verify(small, url, up_to=192), golden.check(url)):
                 assert found.verdict.kind == kind, found.verdict.sentence
                 assert found.verdict.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
 

@@ -58,15 +58,7 @@ def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> tuple[Rota
 
 def _module_with_forward(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> RotaryModule:
     """Return a rotary module with the form of its forward's tables."""
-    try:
-        made = fresh(module)
-    except TypeError as error:
-        raise RopeError(
-            f"attach: {type(module).__name__} cannot be built from only its config, so its tables cannot be probed.",
-            facts={"module": name, "error": str(error)},
-            cure="Use the model without attaching it.",
-        ) from error
-    tables = {}
+    made, tables = fresh(module), {}
     for label in layer_types_of(module):
         rope = _rope_of(label, ropes, name)
         if rope is not None:
