@@ -18,13 +18,7 @@ ONE_TOKEN = 4  # prompts of a single token
 
 
 class Compared(Protocol):
-    """One hypothesis about an engine, of a model or from a golden file.
-
-    - `minor`: whether it changes little, such as the rounding of a table. A verdict mentions it if the answers fit it,
-      and is not undecided if they exclude all other hypotheses.
-    - `small`: whether its effect is small by nature, such as a position that is off by one. A verdict only mentions it
-      if the engine's noise is larger.
-    """
+    """One hypothesis about an engine, of a model or from a golden file; see `ropewalk.methods.faults.Hypothesis`."""
 
     @property
     def name(self) -> str: ...
