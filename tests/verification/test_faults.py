@@ -126,7 +126,7 @@ def test_wrong_positions_of_generated_tokens(small, rule, name, verify):
 def test_wrong_positions_from_a_later_generated_token_on(start, verify):
     """No hypothesis says so: the verdict is that the answers after generated tokens are missed."""
     model = rw.load("tiny").float()
-    found = verify(model, Decodes(model, lambda tokens: FaultyPositions("shifted", tokens + start, 1)))
+    found = verify(model, Decodes(model, lambda tokens: FaultyPositions("shifted", tokens + start, 1)), up_to=96)
     assert found.verdict.kind == "none", found.verdict.sentence
     assert "misses the answers after generated tokens" in str(found)
 

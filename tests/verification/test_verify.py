@@ -306,7 +306,7 @@ FORMS = {
 def test_an_engine_that_samples(small, form, verify, state, monkeypatch):
     """It refuses temperature 0 and `top_k`, and adds its token, which may not be among ours, to the likeliest."""
     monkeypatch.setattr("ropewalk.verification.predictions.KEPT", 30)
-    golden = Golden.of(our_side(small, up_to=192, state=state))
+    golden = Golden.of(our_side(small, up_to=96, state=state))
 
     def refuse(path, body, headers):
         return (400, "temperature") if body.get("temperature") == 0 or "top_k" in body else None
@@ -314,7 +314,7 @@ def test_an_engine_that_samples(small, form, verify, state, monkeypatch):
     for rope, kind in (({}, "as expected"), (YARN, "other")):
         engine = Sampling(under(small, rope=rope).reader, FORMS[form])
         with serving(engine, refuse, style="vllm") as url:
-            for found in (verify(small, url, up_to=192), golden.check(url)):
+            for found in (verify(small, url, up_to=96), golden.check(url)):
                 assert found.verdict.kind == kind, found.verdict.sentence
                 assert found.verdict.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
 
