@@ -17,9 +17,8 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import Reach
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.tokenizer import TextTokenizer
-from ropewalk.verification.adapters import llama_cpp_server
+from ropewalk.verification.adapters import StartedEngine, llama_cpp_server
 from ropewalk.verification.engine import NoAnswer
-from ropewalk.verification.started_engine import StartedEngine
 from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
 
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "build" / "engines"

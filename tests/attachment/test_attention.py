@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,11 +15,9 @@ from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.checkpoints.live_model import cache_argument
 from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faulty_rules import ScaledLogits
-from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import DualChunk, ReRoPE, SelfExtend
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rotation.backends import reference
-from ropewalk.rotation.embedding import RotaryEmbedding
 from tests.attachment.families import ALL, outputs_of, small_model
 from tests.parity import causal
 
@@ -338,27 +334,3 @@ def test_flex_attention_chosen_after_attaching_is_refused(monkeypatch):
         model.set_attn_implementation("flex_attention")
         with pytest.raises(rw.RopeError, match=r"(?s)only masks.*BlockMask"):
             outputs_of(model, IDS[:1])
-
-
-def counted(calls: Counter[str], name: str, own: Any) -> Any:
-    """The function, whose calls are counted."""
-    return lambda *given, **options: calls.update([name]) or own(*given, **options)
-
-
-@pytest.mark.parametrize(("name", "method"), [("llama", "dca"), ("gpt_oss", "dca"), ("gpt_oss", "yarn")])
-@torch.no_grad()
-def test_ropes_and_tables_are_built_once(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four layers build no more than two, whose types they repeat; a second call builds no config at all."""
-    calls, parts = Counter[str](), ((RotaryEmbedding, "cos_sin"), (RopeConfig, "__post_init__"))
-    for owner, function in parts:
-        monkeypatch.setattr(owner, function, counted(calls, function, getattr(owner, function)))
-    built = []
-    for layers in (2, 4):
-        model = small_model(name, num_hidden_layers=layers)
-        with rw.attach(model, method, target=256):
-            model(IDS[:1, :60])
-            calls.clear()
-            model(IDS[:1, :60])
-        built.append((calls["cos_sin"], calls["__post_init__"]))
-    assert built[0] == built[1] > (0, 0)
-    assert built[0][1] == 0

@@ -78,7 +78,7 @@ LOST: dict[str, tuple[str, dict[str, Any], list[tuple[str, str, int | None]], st
         [("frequencies", "error", first_quarter_turn(ladder(1e4, 128), ladder(10_100.0, 128), 4096))], ""),
     "YaRN's 0.1 ln 4 + 1 on queries and on keys": (
         "qwen2_5_7b_yarn", {"rope_scaling": {**QWEN, "attention_factor": 1.0}}, [("factor", "error", 1)],
-        f"multiplies logits by {(0.1 * math.log(4) + 1) ** -2:.4g} of A's"),
+        f"multiplies logits by {(0.1 * math.log(4) + 1) ** -2:.4g} of A's: yarn without its attention factor."),
     "a partial rotation": (
         "stablelm_3b", {"partial_rotary_factor": 1.0}, [("width", "error", 1)],
         "A rotates 20 of 80 features of a head, B 80 of 80 features"),

@@ -21,23 +21,26 @@ ROTATING = {"prefill", "decode", "chunks", "context_parallel", "packed", "left_p
 Verdicts = dict[tuple[str, str], str]
 
 
-@pytest.fixture(params=list(TOOLS))
-def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tuple[int, Verdicts]]:
+@pytest.fixture(params=list(TOOLS), scope="module")
+def runner(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[int, Verdicts]]:
     """Run a runner's source on files; its exit status, and the verdict on each case of each file."""
     name: str = request.param
     if shutil.which(TOOLS[name]) is None:
         pytest.skip(f"{TOOLS[name]} is missing: {name} is not tested here")
+    folder = tmp_path_factory.mktemp("runner")
 
     def run(*files: Path, change: bool = False) -> tuple[int, Verdicts]:
-        source = tmp_path / name
-        text = (VECTORS / name).read_text()
+        source, text = folder / f"{change}_{name}", (VECTORS / name).read_text()
         assert text.count(MINUS[name]) == 1
         source.write_text(text.replace(MINUS[name], MINUS[name].replace(" - ", " + ")) if change else text)
         command = [TOOLS[name], str(source)]
         if name == "run.cpp":
-            command = [str(tmp_path / "run")]
+            command = [str(folder / f"{change}_run")]
             warnings = ["-Wall", "-Wextra", "-Werror"]
-            subprocess.run(["g++", "-std=c++17", "-O1", *warnings, str(source), "-o", *command], check=True)
+            if not Path(*command).exists():
+                subprocess.run(["g++", "-std=c++17", "-O1", *warnings, str(source), "-o", *command], check=True)
             files = tuple(file.with_suffix(".safetensors") for file in files)
         ended = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)
         assert not ended.stderr

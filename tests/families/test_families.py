@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,7 +15,8 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.audit.traps import lint
+from ropewalk.audit.findings import blocks
+from ropewalk.audit.traps import lint, query_scale
 from ropewalk.errors import NoRotation
 from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Condition, Trained, family_name, trained_as
 from ropewalk.families.family import HALF, FamilyTable
@@ -284,13 +286,11 @@ def test_the_scale_of_queries_by_position() -> None:
         "original_max_position_embeddings": 16_384,
         "llama_4_scaling_beta": 0.1,
     }
+    slope, length = query_scale(next(blocks({"model_type": "ministral3", "rope_parameters": block})))
     own = get_llama_4_attn_scale(torch.tensor([[99_999]]), 0.1, 16_384).item()
-    (found,) = [f for f in lint({"model_type": "ministral3", "rope_parameters": block}, target=100_000)
-                if f.code == "position-scale"]  # fmt: skip
-    assert f"{own:.3f} at the end of 100,000 tokens" in found.message
+    assert 1 + slope * math.log1p(99_999 // length) == pytest.approx(own)
     config = transformers_config({"model_type": "llama4_text"})
-    (found,) = [f for f in lint(config.to_dict(), target=100_000) if f.code == "position-scale"]
-    assert f"{config.attn_scale:g} ln(1 + floor(position / {config.floor_scale:,}))" in found.message
+    assert query_scale(next(blocks(config.to_dict()))) == (config.attn_scale, config.floor_scale)
 
 
 NOTHING: dict[str, dict[str, Any]] = {

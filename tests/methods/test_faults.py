@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ropewalk.audit.causes import cause_of, largest_error
+from ropewalk.audit.causes import cause_of, cause_of_factor, largest_error
 from ropewalk.methods.faults import hypotheses
 from ropewalk.methods.faulty_rules import ByRequest
 from ropewalk.rope.config import RopeConfig
@@ -117,6 +117,10 @@ def test_keys_that_an_engine_ignores() -> None:
         named = {one.name: one for one in hypotheses(alone(dataclasses.replace(LONGER, scaling=rule)), trained=256)}
         (rope,) = named[name].positions.ropes
         assert rope == ROPES["yarn"]
+        expected = dataclasses.replace(LONGER, scaling=rule)  # `check` measures the factor
+        cause = cause_of_factor(attention_factor_of(rope, 1), expected, alone(expected), 1e-5)
+        assert cause is not None
+        assert cause.name == name
     assert not any("ignored" in one.name for one in hypotheses(alone(ROPES["yarn"]), trained=256))
 
 

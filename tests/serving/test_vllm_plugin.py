@@ -130,8 +130,8 @@ def frequencies_of(rope: RopeConfig) -> Callable[[Layer], None]:
 FAULTS = {
     "theta": (YARN, frequencies_of(RopeConfig(16, interleaved=False)), "no scaling, theta 10000 in place of 1000000"),
     "no scaling": (LLAMA3, frequencies_of(RopeConfig(16, interleaved=False, theta=5e5)), ": no scaling"),
-    "attention factor": (YARN, lambda layer: layer.cos_sin_cache.div_(0.1 * math.log(4) + 1), "it is missing"),
-    "partial": (PARTIAL, frequencies_of(RopeConfig(16, interleaved=False)), "the partial factor is ignored"),
+    "attention factor": (YARN, lambda layer: layer.cos_sin_cache.div_(0.1 * math.log(4) + 1), "without its attention"),
+    "partial": (PARTIAL, frequencies_of(RopeConfig(16, interleaved=False)), "partial factor ignored"),
     "pairing": (None, lambda layer: setattr(layer, "is_neox_style", False), "is_neox_style: is False, expected True"),
     "short": (None, lambda layer: setattr(layer, "cos_sin_cache", layer.cos_sin_cache[:100]), "rows for 100 positions"),
     "empty": (None, lambda layer: layer.cos_sin_cache.fill_(math.nan), "after to_empty()"),
@@ -180,7 +180,7 @@ def test_16_bits_are_a_warning_and_never_refused(
     with torch.device("meta"):
         vllm.layers.get_rope(16, 256, True, YARN)
     (message,) = messages(caplog)
-    assert "dtype bfloat16: cos and sin differ from float64 by up to" in message
+    assert "dtype bfloat16: cos and sin have a rounding error of up to 3.9e-03" in message
 
 
 def test_the_old_signature(vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:

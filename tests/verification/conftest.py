@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,12 @@ def small() -> Decoder:
 
 
 @pytest.fixture(scope="session")
-def verify(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`rw.verify`; all tests share our own predictions."""
-    return partial(rw.verify, state=tmp_path_factory.mktemp("verify"))
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of our own predictions, which all tests share."""
+    return tmp_path_factory.mktemp("verify")
+
+
+@pytest.fixture(scope="session")
+def verify(state: Path) -> Any:
+    """`rw.verify` with these predictions."""
+    return partial(rw.verify, state=state)

@@ -7,23 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.verification.golden import Golden, write_golden
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 from tests.verification.test_faults import Decodes
-from tests.verification.test_verify import CASES, YARN, under
+from tests.verification.test_verify import YARN, under
 
 SCHEMA = Path(__file__).parents[2] / "src/ropewalk/verification/golden.schema.json"
 
 
 @pytest.fixture(scope="module")
-def golden(small, tmp_path_factory):
+def golden(small, tmp_path_factory, state):
     """The predictions of the small model, read from their file."""
     path = tmp_path_factory.mktemp("golden") / "golden.json"
-    write_golden(small, path)
+    write_golden(small, path, state=state)
     assert path.stat().st_size < 200_000
     return Golden.read(path)
 
@@ -55,27 +54,19 @@ def test_a_server_of_each_style(golden, small, style):
     assert found.seconds < 60
 
 
-@pytest.mark.parametrize(("name", "style"), [("yarn 4", "llama.cpp"), ("the other pairing", "sglang")])
-def test_another_rope_is_named(golden, small, name, style):
+@pytest.mark.parametrize(
+    ("name", "rope", "style"), [("yarn 4", YARN, "llama.cpp"), ("the other pairing", {"interleaved": True}, "sglang")]
+)
+def test_another_rope_is_named(golden, small, name, rope, style):
     """As with the model at hand."""
-    with serving(under(small, rope=CASES[name]), style=style) as url:
+    with serving(under(small, rope=rope), style=style) as url:
         found = golden.check(url)
     assert (found.verdict.kind, found.verdict.applied) == ("other", (name,))
 
 
-def test_other_tokens(golden, small):
-    """They are found before anything is asked."""
-
-    class Shifted(OurEngine):
-        def token_ids(self, text):
-            return [token + 1 for token in super().token_ids(text)]
-
-    assert golden.check(Shifted(small)).verdict.kind == "tokens"
-
-
-def test_an_expected_scaling_is_in_the_file(small, tmp_path):
+def test_an_expected_scaling_is_in_the_file(small, tmp_path, state):
     """Written for YaRN 4; an engine without it is named. From Python, a file is a model."""
-    write_golden(small, tmp_path / "yarn.json", expect="yarn:4", up_to=192)
+    write_golden(small, tmp_path / "yarn.json", expect="yarn:4", up_to=192, state=state)
     golden = Golden.read(tmp_path / "yarn.json")
     assert golden.check(under(small, rope=YARN)).verdict.kind == "as expected"
     found = golden.check(OurEngine(small))
@@ -120,15 +111,3 @@ def test_an_engine_that_starts_needs_the_checkpoint(golden):
     """A golden file has no weights."""
     with pytest.raises(RopeError, match="contains none"):
         golden.check("llama.cpp")
-
-
-def test_a_transformers_model_with_another_theta(golden, small, tmp_path):
-    """Another implementation, from the file alone."""
-    transformers = pytest.importorskip("transformers")
-    save(small, tmp_path / "small")
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "small")
-    build = transformers.AutoModelForCausalLM.from_pretrained
-    assert golden.check(build(tmp_path / "small", config=config).eval()).verdict.kind == "as expected"
-    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e5}
-    found = golden.check(build(tmp_path / "small", config=config).eval())
-    assert (found.verdict.kind, found.verdict.applied) == ("other", ("theta 100000",))

@@ -100,38 +100,19 @@ def test_flags_of_layers_without_rotation(name, flag, faults):
         assert distance(found, predictions.of(first, ids, [60])[60]) > 0.01
 
 
-def test_they_are_kept_for_the_next_run(small, reads, tmp_path):
-    """The same bits come back; another weight is another model."""
-    first = Predictions(reader_of(small), tmp_path).of(hypothesis(small), IDS, [30])[30]
-    second = Predictions(reader_of(small), tmp_path).of(hypothesis(small), IDS, [30])[30]
-    assert reads == [[30]]
-    assert (first.values, first.least) == (second.values, second.least)
-    other = type(small)(small.config)
-    other.load_state_dict(small.state_dict())
-    other.norm.weight.data[0] += 1
-    third = Predictions(reader_of(other.eval()), tmp_path).of(hypothesis(small), IDS, [30])[30]
-    assert len(reads) == 2
-    assert third.values != first.values
-
-
 def test_a_second_check_reads_nothing(small, reads, tmp_path):
-    """The same verdict from what the first one left; the engine is asked again."""
-    found = [rw.verify(small, OurEngine(small), state=tmp_path) for _ in range(2)]
+    """The same verdict from what the first one left; the engine is asked again. Another weight is another model."""
+    found = [rw.verify(small, OurEngine(small), state=tmp_path)]
     passes = len(reads)
-    rw.verify(small, OurEngine(small), state=tmp_path)
+    found.append(rw.verify(small, OurEngine(small), state=tmp_path))
     assert len(reads) == passes
     assert found[0].hypotheses == found[1].hypotheses
     assert found[0].requests == found[1].requests
-
-
-def test_likeliest_first(small):
-    """400 are kept; what is not among them counts as the last."""
-    prediction = Predictions(reader_of(small)).of(hypothesis(small), IDS, [30])[30]
-    values = list(prediction.values.values())
-    assert values == sorted(values, reverse=True)
-    missing = next((token for token in range(small.config.vocab_size) if token not in prediction.values), None)
-    if missing is not None:
-        assert prediction.of([missing])[0] == values[-1]
+    other = type(small)(small.config)
+    other.load_state_dict(small.state_dict())
+    other.norm.weight.data[0] += 1
+    Predictions(reader_of(other.eval()), tmp_path).of(hypothesis(small), IDS, [30])
+    assert len(reads) == passes + 1
 
 
 def test_a_token_that_is_not_ours():

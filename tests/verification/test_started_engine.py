@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopeError
+from ropewalk.verification.adapters import StartedEngine
 from ropewalk.verification.engine import EngineError
-from ropewalk.verification.started_engine import StartedEngine
 from ropewalk.verification.verify import verify
 from tests.serving.material import checkpoint
 

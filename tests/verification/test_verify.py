@@ -11,15 +11,13 @@ import torch
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
-from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import DynamicNTK, Linear, YaRN
+from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.hypotheses import expected_positions
 from ropewalk.verification.outcome import Prediction, Probe
-from ropewalk.verification.verify import DECODING, our_side
+from ropewalk.verification.verify import DECODING, expected_positions, our_side
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 
@@ -32,13 +30,6 @@ def under(model, *, rope=None, extension=None):
 
 
 YARN = {"scaling": YaRN(4.0, 256)}
-CASES = {
-    "yarn 4": YARN,
-    "the other pairing": {"interleaved": True},
-    "pi 2 (linear)": {"scaling": Linear(2.0)},
-    "theta 100000": {"theta": 1e5},
-    "theta 1000": {"theta": 1e3},
-}
 MORE = pytest.mark.thorough
 
 
@@ -57,33 +48,11 @@ def test_as_expected(small, verify):
     assert best.misfit < 1e-5 < 1e-3 < second.misfit
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[MORE] * (n > 1)) for n, name in enumerate(CASES)])
-def test_another_rope_is_named(small, name, verify):
-    """One fault each, exit status 1."""
-    found = verify(small, under(small, rope=CASES[name]))
-    assert found.verdict.kind == "other"
-    assert found.verdict.applied == (name,)
-    assert found.exit_status == 1
-
-
-@pytest.mark.parametrize(
-    ("fault", "name"),
-    [
-        ({}, "no scaling"),
-        ({"scaling": YaRN(4.0, 256, attention_factor=1.0)}, "yarn without its attention factor"),
-        pytest.param({"scaling": YaRN(4.0, 1024)}, "yarn with original_max_position_embeddings 1024", marks=MORE),
-        pytest.param({"scaling": YaRN(2.0, 256)}, "yarn 2", marks=MORE),
-        pytest.param({"scaling": YaRN(4.0, 256, variant="paper")}, "yarn by the paper's formula", marks=MORE),
-        pytest.param({"theta": 1e5}, "no scaling, theta 100000", marks=MORE),
-        pytest.param({"interleaved": True}, "no scaling, the other pairing", marks=MORE),
-    ],
-)
-def test_a_scaling_that_goes_wrong(small, fault, name, verify):
-    """Expected YaRN 4, as a block of config.json would say it."""
+def test_an_expected_block(small, verify):
+    """YaRN 4, as a block of config.json would state it; the engine has no scaling."""
     block = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-    found = verify(small, under(small, rope=fault), expect=json.dumps(block))
-    assert found.verdict.kind == "other"
-    assert name in found.verdict.applied
+    found = verify(small, OurEngine(small), expect=json.dumps(block))
+    assert found.verdict.applied == ("no scaling",)
     assert "instead of yarn (factor 4" in found.verdict.sentence
 
 
@@ -95,19 +64,6 @@ def test_a_scaling_that_acts_beyond_the_trained_length_is_asked_there(small, ver
     assert found.verdict.kind == "other"
     assert found.verdict.applied[0] == "no scaling"
     assert max(question.tokens for question in found.prompts) > 256
-
-
-@pytest.mark.parametrize(
-    ("rule", "name"),
-    [
-        (FaultyPositions("held", 256), "positions held at 256"),
-        pytest.param(FaultyPositions("restarted", 256), "positions begun again after 256", marks=MORE),
-    ],
-)
-def test_positions_that_end_at_a_length(small, rule, name, verify):
-    """Found where prompts beyond it are asked for."""
-    found = verify(small, under(small, extension=rule), up_to=400)
-    assert (found.verdict.kind, found.verdict.applied) == ("other", (name,))
 
 
 def test_not_told_apart_for_want_of_length(small, verify):
@@ -126,18 +82,17 @@ def test_not_told_apart_for_want_of_length(small, verify):
 class Short(OurEngine):
     """An engine with a context of `longest` tokens."""
 
-    longest, counted = 200, True
+    longest = 200
 
     def ask(self, input_ids):
         if len(input_ids) > self.longest:
             raise TooLong("too long", cure="-")
-        answer = super().ask(input_ids)
-        return answer if self.counted else NextTokens(answer.top)
+        return super().ask(input_ids)
 
 
-def test_a_context_that_ends_first(small, verify):
+def test_a_context_that_ends_first(small, verify, state):
     """The same where the engine's own context is short; the verdict names it, also from a golden file."""
-    golden = Golden.of(our_side(small, up_to=400))
+    golden = Golden.of(our_side(small, up_to=400, state=state))
     for found in (verify(small, Short(small), up_to=400), golden.check(Short(small))):
         assert found.verdict.kind == "undecided"
         assert re.search(r"needs an engine that accepts more than [23]\d\d tokens", str(found))
@@ -293,30 +248,23 @@ def test_an_engine_that_cuts_prompts_is_not_as_expected(small, kept, verify):
 
 
 def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
-    """The verdict covers prompts whose ends alone are shown not to explain the answers."""
+    """The verdict names what it may do to prompts."""
     found = verify(small, Cutting(small))
     assert found.verdict.kind == "as expected"
     assert max(question.tokens for question in found.prompts) == 256
-    assert found.verdict.up_to == 224
-    assert "may cut longer prompts" in found.verdict.sentence
+    assert found.verdict.up_to == 256
+    assert "may cut prompts" in found.verdict.sentence
 
 
-@pytest.mark.parametrize("counted", [True, False])
-def test_a_verdict_covers_the_longest_prompt(small, counted, verify):
-    """An engine whose context is too short for the length of the verdict; it may also cut what it answers."""
-    engine = Short(small)
-    engine.counted = counted
-    found = verify(small, engine)
+def test_a_verdict_covers_the_longest_prompt(small, verify):
+    """An engine whose context is too short for the length of the verdict."""
+    found = verify(small, Short(small))
     assert max(question.tokens for question in found.prompts) == 192
-    if counted:
-        assert found.verdict.sentence.startswith("As expected, for prompts of up to 192 tokens")
-        assert "The engine accepts at most 239 tokens." in str(found)
-    else:
-        assert found.exit_status == 3
-        assert "on the ends of prompts" in found.verdict.sentence
+    assert found.verdict.sentence.startswith("As expected, for prompts of up to 192 tokens")
+    assert "The engine accepts at most 239 tokens." in str(found)
 
 
-@pytest.mark.parametrize("every", [2, 3, 5, 10])
+@pytest.mark.parametrize("every", [2, 10])
 def test_replicas_that_differ(small, every, verify):
     """Every n-th request is answered without the scaling: named, whether or not the mean error is small."""
     right, wrong = under(small, rope=YARN), OurEngine(small)
@@ -350,16 +298,15 @@ class Sampling(OurEngine):
 
 FORMS = {
     "21": lambda every, sampled: [sampled, *every[:20]],
-    "20 unsorted": lambda every, sampled: every[19::-1],
     "5": lambda every, sampled: [*every[:5], sampled],
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_engine_that_samples(small, form, monkeypatch):
+def test_an_engine_that_samples(small, form, verify, state, monkeypatch):
     """It refuses temperature 0 and `top_k`, and adds its token, which may not be among ours, to the likeliest."""
     monkeypatch.setattr("ropewalk.verification.predictions.KEPT", 30)
-    golden = Golden.of(our_side(small, up_to=192))
+    golden = Golden.of(our_side(small, up_to=96, state=state))
 
     def refuse(path, body, headers):
         return (400, "temperature") if body.get("temperature") == 0 or "top_k" in body else None
@@ -367,16 +314,9 @@ def test_an_engine_that_samples(small, form, monkeypatch):
     for rope, kind in (({}, "as expected"), (YARN, "other")):
         engine = Sampling(under(small, rope=rope).reader, FORMS[form])
         with serving(engine, refuse, style="vllm") as url:
-            for found in (rw.verify(small, url, up_to=192), golden.check(url)):
+            for found in (verify(small, url, up_to=96), golden.check(url)):
                 assert found.verdict.kind == kind, found.verdict.sentence
                 assert found.verdict.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
-
-
-def test_the_record_is_strict_json(small, verify):
-    """NaN and infinity become null."""
-    found = dataclasses.replace(verify(small, OurEngine(small)), noise=float("nan"), seconds=float("inf"))
-    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert document["noise"] is document["seconds"] is None
 
 
 def test_over_http(small, verify):
@@ -408,8 +348,7 @@ def test_an_engine_that_needs_another_checkpoint(tmp_path):
     """llama.cpp reads files, transformers folders."""
     file = tmp_path / "a.gguf"
     file.write_bytes(b"GGUF")
-    from ropewalk.verification.adapters import llama_cpp_server
-    from ropewalk.verification.transformers_engine import TransformersEngine
+    from ropewalk.verification.adapters import TransformersEngine, llama_cpp_server
 
     with pytest.raises(RopeError, match="needs a Hugging Face folder"):
         TransformersEngine.load(file)

@@ -100,7 +100,6 @@ class Attachment:
 
     - `positions`: each layer's current rope, extension and window. `own`: those of the model's config.
     - `method`, `target`: the method and its length in tokens, or None.
-    - `length`: tokens, which a written config.json states instead of the target; None: the target.
     - `kernels`: whether ropewalk's attention kernel runs for supported calls.
     - `difference`: the largest difference of the short forward before and after; None if the weights were on the meta
       device and nothing was compared.
@@ -121,7 +120,6 @@ class Attachment:
     positions: ModelRopes
     method: Method | None = None
     target: int | None = None
-    length: int | None = None
     kernels: bool = False
     difference: float | None = None
     _modules: tuple[RotaryModule, ...] = ()
@@ -227,9 +225,8 @@ class Attachment:
             return True
 
         fields = rope_fields(
-            config.to_dict(), self.own, self.positions, method=method, target=self.target,
-            length=self.length, accepts=accepts,
-        )  # fmt: skip
+            config.to_dict(), self.own, self.positions, method=method, target=self.target, accepts=accepts
+        )
         if isinstance(fields, dict):
             return fields
         raise RopeError(

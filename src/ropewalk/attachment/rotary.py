@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attachment.layers import belongs_to, tensor_of
+from ropewalk.attachment.probe import is_named_rotary
 from ropewalk.attachment.tables import (
     LayerTables,
     TablesForward,
@@ -23,7 +23,6 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.model_ropes import ModelRopes
 
-_NAME = re.compile("Rotary|RoPE|Rope")
 _FORWARD = "forward"
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there
 
@@ -46,7 +45,7 @@ def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> tuple[Rota
     modules = [
         _module_with_forward(name, module, ropes)
         for name, module in model.named_modules()
-        if _NAME.search(type(module).__name__) and belongs_to(module, config.model_type) and _has_tables(module)
+        if is_named_rotary(module) and belongs_to(module, config.model_type)
     ]
     if not modules:
         raise RopeError(
@@ -57,31 +56,18 @@ def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> tuple[Rota
     return tuple(modules)
 
 
-def _has_tables(module: nn.Module) -> bool:
-    """Return whether a module computes tables; an attention layer with such a name has linear layers."""
-    return not any(isinstance(child, nn.Linear) for child in module.children())
-
-
 def _module_with_forward(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> RotaryModule:
     """Return a rotary module with the form of its forward's tables."""
-    try:
-        _fresh(module)
-    except TypeError as error:
-        raise RopeError(
-            f"attach: {type(module).__name__} cannot be built from only its config, so its tables cannot be probed.",
-            facts={"module": name, "error": str(error)},
-            cure="Use the model without attaching it.",
-        ) from error
-    tables = {}
+    made, tables = fresh(module), {}
     for label in layer_types_of(module):
         rope = _rope_of(label, ropes, name)
         if rope is not None:
-            form = learned_format(lambda: _fresh(module), label, rope, name)
+            form = learned_format(made, label, rope, name)
             tables[label] = LayerTables(rope, form, rope.num_axes, rope.pairs)
     return RotaryModule(name, module, tables)
 
 
-def _fresh(module: nn.Module) -> nn.Module:
+def fresh(module: nn.Module) -> nn.Module:
     """Return a new module of the same class and config on the CPU: a cast may have rounded the live frequencies.
 
     Learned factors of the frequencies are copied: no config contains them.
@@ -120,7 +106,7 @@ def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], n
 
 def fresh_modules(modules: tuple[RotaryModule, ...]) -> dict[str, nn.Module]:
     """Return a new float32 module for each one with cast frequencies (`model.to(bfloat16)`), by name."""
-    return {rotary.name: _fresh(rotary.module) for rotary in modules if _was_cast(rotary.module)}
+    return {rotary.name: fresh(rotary.module) for rotary in modules if _was_cast(rotary.module)}
 
 
 def _was_cast(module: nn.Module) -> bool:

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ropewalk.attachment.probe import NEAR, Order, called_rows, takes_positions
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 MadeT = TypeVar("MadeT")
-Arrangement = Literal["doubled", "repeated", "once", "complex"]
-"""The order of the pairs' numbers: all twice, each twice, each once, or as complex numbers."""
 
-_NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
 _FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
-_FLOOR, _SLOPE = 4e-6, 8e-6  # errors of a float32 table: constant, and for each radian of the angle
 
 
 @dataclass(frozen=True)
 class Format:
     """The form of a rotary module's tables `[batch, seq, width]`.
 
-    - `arrangement`: of the pairs' numbers along the width.
+    - `order`: of the pairs' numbers along the width, not "blocks".
     - `follows_input`: whether the tables have the dtype of the hidden states; else they are float32.
     - `negated`: the tables have the positive angle, and the class's function rotates by minus the angle.
     """
 
-    arrangement: Arrangement
+    order: Order
     follows_input: bool
     negated: bool = False
 
@@ -45,13 +41,13 @@ class Format:
             sin = -sin
         if factor != 1.0:
             cos, sin = cos * factor, sin * factor
-        if self.arrangement == "complex":
+        if self.order == "complex":
             return torch.complex(cos, sin)
         if self.follows_input:
             cos, sin = cos.to(dtype), sin.to(dtype)
-        if self.arrangement == "once":
+        if self.order == "once":
             return cos, sin
-        if self.arrangement == "doubled":
+        if self.order == "doubled":
             return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
         return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
@@ -61,11 +57,10 @@ def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
 
     **Raises:** `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
     """
-    names = list(inspect.signature(type(module).forward).parameters)[1:]
-    if names[:2] != ["x", "position_ids"] or not set(names[2:]) <= {"layer_type"}:
+    if not takes_positions(module):
         raise RopeError(
             f"attach: {type(module).__name__} has arguments other than hidden states and position ids.",
-            facts={"arguments": ", ".join(names)},
+            facts={"module": type(module)},
             cure="Use the model without attaching it.",
         )
     names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
@@ -83,82 +78,33 @@ def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
     return position_ids.movedim(0, -1).expand(*position_ids.shape[1:], axes)
 
 
-def learned_format(make: Callable[[], nn.Module], label: str | None, rope: RopeConfig, name: str) -> Format:
-    """Return the form of the tables of `rope` from a new module, built by `make`.
+def learned_format(module: nn.Module, label: str | None, rope: RopeConfig, name: str) -> Format:
+    """Return the form of the tables of `rope` from a new module.
 
     Near and far positions, on axes that differ, are compared to float32's rounding.
 
     **Raises:** `RopeError` if no known form matches its numbers.
     """
     lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
-    near_and_far = (_NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths))
-    negated, fitting = False, set[Arrangement]()
-    for negated in (False, True) if _rotates_backwards(rope) else (False,):
-        fitting = set.intersection(*(_fitting(make(), label, rope, places, negated) for places in near_and_far))
-        if fitting:
-            break
-    if not fitting:
+    forms = set[tuple[Order, bool] | None]()
+    for places in (NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths)):
+        rows = next(called_rows(module, label, rope, places), None)
+        if rows is None or rows.cos.shape[-1] != rope.pairs or rows.arrangement.sines_first:
+            forms.add(None)
+            continue
+        length = rows.seq_len or 1
+        differences, allowed, negated = rows.differences(rope, length, attention_factor_of(rope, length))
+        right = bool((differences <= allowed).all()) and rows.arrangement.order != "blocks"
+        forms.add((rows.arrangement.order, negated) if right else None)
+    if len(forms) > 1 or None in forms:
         raise RopeError(
             f"attach: the tables of {name} differ from those of the config.",
-            facts={"class": type(make()).__name__, "layer_type": label, "rope": rope},
+            facts={"class": type(module).__name__, "layer_type": label, "rope": rope},
             cure="Use the model without attaching it.",
         )
-    low = _called(make(), label, torch.arange(4)[None], rope.num_axes, torch.bfloat16)
-    arrangement: Arrangement = min(fitting)  # a single pair fits two forms, which are then the same
-    return Format(arrangement, low[0].dtype == torch.bfloat16, negated)
-
-
-def _rotates_backwards(rope: RopeConfig) -> bool:
-    """Return whether every pair rotates by minus the angle, or not at all."""
-    return rope.inv_freq is not None and max(rope.inv_freq) <= 0
-
-
-def _called(
-    module: nn.Module, label: str | None, position_ids: Tensor, axes: int, dtype: torch.dtype
-) -> tuple[Tensor, ...]:
-    """Return the tables of a rotary module: cos and sin, or real part, imaginary part and the complex tensor."""
-    x = torch.zeros(1, 1, dtype=dtype, device="cpu")
-    ids = position_ids if axes == 1 or position_ids.ndim == 3 else position_ids.expand(axes, -1, -1)
-    options: dict[str, Any] = {} if label is None else {"layer_type": label}
-    out = module(x, position_ids=ids, **options)
-    if isinstance(out, Tensor) and out.is_complex():
-        return out.real, out.imag, out
-    return tuple(out) if isinstance(out, tuple | list) else (out,)
-
-
-def _fitting(
-    module: nn.Module, label: str | None, rope: RopeConfig, places: tuple[int, ...], negated: bool
-) -> set[Arrangement]:
-    """Return the arrangements in which a module's tables equal those of `rope` at these positions."""
-    ids = torch.tensor([places], device="cpu")
-    if rope.num_axes > 1:  # different positions on each axis show which pair follows which axis
-        ids = torch.stack([ids.roll(axis, dims=1) for axis in range(rope.num_axes)])
-    out = _called(module, label, ids, rope.num_axes, torch.float32)
-    rotary = RotaryEmbedding(rope)
-    seq_len = max(places) + 1 if rope.needs_seq_len else None
-    by_axis = positions_by_axis(ids, rope.num_axes)
-    cos, sin = rotary.cos_sin(by_axis, seq_len, dtype=torch.float64)
-    factor = rotary.attention_factor_at(seq_len)
-    reals = by_axis.double() if rope.num_axes > 1 else by_axis.double()[..., None]
-    angles = reals @ inverse_frequencies(rope, seq_len).inv_freq.abs()
-    if len(out) == 3:
-        return {"complex"} if _agree(out[:2], (cos * factor, sin * factor), angles) else set()
-    forms: tuple[Arrangement, ...] = ("doubled", "repeated", "once")
-    fits = set()
-    for form in forms:
-        form_of = Format(form, False, negated)
-        tables = form_of.arranged(cos, sin, factor, torch.float64)
-        if _agree(out, tuple(tables), form_of.arranged(angles, angles, 1.0, torch.float64)[0]):
-            fits.add(form)
-    return fits
-
-
-def _agree(theirs: tuple[Tensor, ...], ours: tuple[Tensor, ...], angles: Tensor) -> bool:
-    """Return whether two pairs of tables differ by at most float32's rounding of the angles."""
-    if len(theirs) != 2 or any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
-        return False
-    allowed = _FLOOR + _SLOPE * angles
-    return all(bool(((a.double() - b).abs() <= allowed).all()) for a, b in zip(theirs, ours, strict=True))
+    ((order, negated),) = (form for form in forms if form is not None)
+    low = next(called_rows(module, label, rope, NEAR, torch.bfloat16))
+    return Format(order, low.dtype == torch.bfloat16, negated)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ropewalk.atomic_io import read_json
-from ropewalk.audit.causes import cause_of
+from ropewalk.audit.causes import cause_of, cause_of_factor
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
 from ropewalk.checkpoints.checkpoint import Checkpoint
@@ -178,12 +178,13 @@ def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
     """Return the differences of frequencies and attention factor, each at the first length at which it shows."""
     stated = {n for rope in (one, other) for n in (rope.original_length, rope.scaled_length, rope.switch_length) if n}
     lengths = sorted(stated or {REACH_SEARCHED})[0 if one.needs_seq_len or other.needs_seq_len else -1 :]
+    alone = ModelRopes((one,), (None,), (None,))
     found = []
     drifts = [(n, tokens, pair) for n in lengths for tokens, pair in [_drift(one, other, n)] if tokens]
     for length, tokens, pair in sorted(drifts, key=lambda each: each[1] >= each[0])[:1]:
         f, g = (f"{columns_of(rope, length)[pair]:.4g}" for rope in (one, other))
         told = f"pair {pair} differs by a quarter turn: A rotates it by {f} radians per token, B by {g}"
-        cause = cause_of(columns_of(other, 1), one, ModelRopes((one,), (None,), (None,)), ROUNDING)
+        cause = cause_of(columns_of(other, 1), one, alone, ROUNDING)
         told += f" (B: {cause.words})" if cause else ""
         told += f", in texts of {length:,} tokens." if len(lengths) > 1 else "."
         late = f" That is beyond {length:,} tokens, the longest stated length." if tokens >= length else ""
@@ -191,7 +192,9 @@ def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
     ratios = [(attention_factor_of(other, n) / attention_factor_of(one, n)) ** 2 for n in lengths]
     ratio = max(ratios, key=lambda each: abs(math.log(each)))
     if not math.isclose(ratio, 1, rel_tol=ROUNDING):
-        found.append(_differs("factor", "error", 1, f"B's attention factor multiplies logits by {ratio:.4g} of A's."))
+        cause = cause_of_factor(attention_factor_of(other, 1), one, alone, ROUNDING)
+        told = f"B's attention factor multiplies logits by {ratio:.4g} of A's{f': {cause.words}' if cause else ''}."
+        found.append(_differs("factor", "error", 1, told))
     return found
 
 

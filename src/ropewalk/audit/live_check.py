@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attachment import attachment_of
+from ropewalk.attachment.probe import frequencies_of, is_rotary, table_rows, tables_of, takes_positions, tensors_of
 from ropewalk.attachment.tables import TablesForward
 from ropewalk.audit.causes import largest_error
 from ropewalk.audit.findings import SEVERITIES, Finding
-from ropewalk.audit.live import frequencies_of, is_rotary, table_rows, tables_of, takes_positions, tensors_of
 from ropewalk.audit.problems import (
     Problem,
     compare_call,
@@ -26,7 +26,7 @@ from ropewalk.audit.problems import (
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
+from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
 
@@ -62,7 +62,7 @@ def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tupl
             looked_up = ropes.looked_up_in(name)
             if is_rotary(module) or tables_of(module, looked_up):
                 seen = True
-                for problem in examine(module, ropes.of(name, module), looked_up)[1]:
+                for problem in examine(module, ropes.of(name, module), looked_up):
                     problems.setdefault(problem, []).append(name)
     found = [_finding(problem, names) for problem, names in problems.items()]
     if not seen:
@@ -187,34 +187,34 @@ def _parts(config: Any) -> Iterator[Any]:
 # --- one module
 
 
-def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = None) -> tuple[set[str], list[Problem]]:
-    """Return how a module was checked ("called", "tables", "frequencies"), and its problems.
+def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = None) -> list[Problem]:
+    """Return the problems of a module.
 
     `ropes`: of the model, or the reason why they are unknown. `looked_up`: see `tables_of`.
     """
     kind = type(module).__name__
     if any(tensor.is_meta for tensor in tensors_of(module).values()):
         text = "its buffers are on the meta device; not checked"
-        return set(), [Problem("meta", kind, text, "Check the model after its weights are loaded.", None, "note")]
+        return [Problem("meta", kind, text, "Check the model after its weights are loaded.", None, "note")]
     if isinstance(ropes, str) or kind in _UNDESCRIBED:
-        return set(), [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles match no position")]
-    how, problems = set[str](), list[Problem]()
+        return [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles match no position")]
+    checked, problems = False, list[Problem]()
     known: dict[str | None, set[str]] = {}  # the codes of problems, by layer type
     chosen: dict[str | None, RopeConfig | None] = {}
     for name, label, tensor in () if _is_attached(module) else frequencies_of(module):
         rope = chosen[label] = _nearest(_ropes_of(label, ropes), tensor)
         codes = known.setdefault(label, set())
         if rope is not None:
-            how.add("frequencies")
+            checked = True
             found = list(compare_frequencies(name, tensor, rope, ropes, label))
             factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", None)
             if isinstance(factor, int | float):
-                found += compare_factor("attention_scaling", factor, attention_factor_of(rope, 1), label)
+                found += compare_factor("attention_scaling", factor, rope, ropes, label)
             codes |= {one.code for one in found}
             problems += found
     candidates = [chosen[None]] if None in chosen else _ropes_of(None, ropes)
     for name, parts in tables_of(module, looked_up).items() if any(candidates) else ():
-        how.add("tables")
+        checked = True
         tries: list[list[Problem]] = [
             [
                 problem
@@ -231,15 +231,15 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
         of_call, sines_first = known.get(label, set()), looked_up in tensors_of(module)
         called = None if rope is None else compare_call(module, label, rope, ropes, of_call, sines_first)
         if called is not None:
-            how.add("called")
+            checked = True
             problems += called
         elif rope is not None:
             problems.append(_not_checked(kind, "its forward does not support the positions of this rope, or fails"))
     rotating = next((rope for rope in candidates if rope is not None), None)
     problems += compare_stated_pairing(module, rotating) if rotating is not None else ()
-    if not how and rotating is not None and not problems:
+    if not checked and rotating is not None and not problems:
         problems.append(_not_checked(kind, "it has no frequencies or tables, and its forward has no position ids"))
-    return how, list(dict.fromkeys(problems))
+    return list(dict.fromkeys(problems))
 
 
 def _not_checked(kind: str, reason: str) -> Problem:

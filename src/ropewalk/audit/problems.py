@@ -10,17 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ropewalk.audit.causes import cause_of, grown_length, largest_error
+from ropewalk.attachment.probe import NEAR, Arrangement, TableRows, called_rows, takes_positions
+from ropewalk.attachment.rotary import fresh
+from ropewalk.audit.causes import cause_of, cause_of_factor, fault_where, grown_length, largest_error
 from ropewalk.audit.findings import Severity
-from ropewalk.audit.live import TableRows, arrangement_of_class, called_rows, takes_positions
+from ropewalk.methods.faults import FACTOR, WIDTH, Hypothesis
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.tables import make_tables
 
 _EXACT = 5e-6  # relative: float32 powers and divisions
-_FLOOR, _SLOPE = 4e-6, 8e-6  # errors of a float32 table: constant, and for each radian of the angle
-_NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
 _GROW = ("_set_cos_sin_cache", "_update_cos_sin_cache", "build_rope_cache")  # methods that lengthen a table
 _TRAINERS = ("cache", "freqs_cis", "rope_cache")  # tables as long as the sequences of a training
 _EMPTY = "as after to_empty(), or after loading a checkpoint without this buffer into a model on the meta device"
@@ -65,7 +64,7 @@ def compare_frequencies(
     if as_set:  # towers keep the frequencies of one axis, others those of all axes in another order
         values, columns = sets
     if len(values) != len(columns):
-        yield _width(name, len(values), rope, label)
+        yield _width(name, len(values), rope, ropes, label)
         return
     error = largest_error(values, columns)
     if short:
@@ -91,8 +90,7 @@ def compare_frequencies(
     if cause is None and (max(values) > 2 * math.pi or ascends):
         yield Problem("uninitialised", name, f"{text}: these are not frequencies, {_EMPTY}", _FILL, label)
     else:
-        text, cure = (f"{text}: {cause.words}", cause.cure) if cause else (text, _REBUILD)
-        yield Problem("frequencies", name, text, cure, label)
+        yield _caused("frequencies", name, text, cause, label)
 
 
 def _worst(values: Sequence[float], columns: Sequence[float]) -> int:
@@ -100,22 +98,29 @@ def _worst(values: Sequence[float], columns: Sequence[float]) -> int:
     return max(range(len(values)), key=lambda i: abs(values[i] - columns[i]) / (abs(columns[i]) or 1.0))
 
 
-def _width(what: str, pairs: int, rope: RopeConfig, label: str | None) -> Problem:
-    ignored = ": the partial factor is ignored" if 2 * pairs == rope.head_dim else ""
-    text = f"has numbers for {2 * pairs} rotated features, expected {2 * rope.pairs} of {rope.head_dim}{ignored}"
-    return Problem("width", what, text, "Rotate the number of features given by the config's partial factor.", label)
+def _width(what: str, pairs: int, rope: RopeConfig, ropes: ModelRopes, label: str | None) -> Problem:
+    cause = fault_where(lambda wrong: wrong.pairs == pairs, rope, ropes)
+    text = f"has numbers for {2 * pairs} rotated features, expected {2 * rope.pairs} of {rope.head_dim}"
+    return _caused("width", what, text, cause, label, WIDTH)
+
+
+def _caused(
+    code: str, what: str, text: str, cause: Hypothesis | None, label: str | None, cure: str = _REBUILD
+) -> Problem:
+    """Return a problem with its cause and the cure of this, if it is known."""
+    text, cure = (f"{text}: {cause.words}", cause.cure) if cause else (text, cure)
+    return Problem(code, what, text, cure, label)
 
 
 def compare_factor(
-    what: str, found: float, expected: float, label: str | None, tolerance: float = 1e-5
+    what: str, found: float, rope: RopeConfig, ropes: ModelRopes, label: str | None, seq_len: int = 1, eps: float = 0.0
 ) -> Iterator[Problem]:
-    """Yield the difference of an attention factor."""
-    if abs(found - expected) <= tolerance * expected:
-        return
-    causes = {1.0: ": it is missing", expected**2: ": it is applied twice"}
-    cause = next((words for value, words in causes.items() if abs(found - value) <= 10 * tolerance), "")
-    text = f"has attention factor {found:.6g}, expected {expected:.6g}{cause}"
-    yield Problem("attention-factor", what, text, "Multiply cos and sin by the attention factor once.", label)
+    """Yield the difference of an attention factor; `eps`: the rounding of 16-bit numbers."""
+    expected = attention_factor_of(rope, seq_len)
+    if abs(found - expected) > (1e-5 + eps) * expected:
+        text = f"has attention factor {found:.6g}, expected {expected:.6g}"
+        cause = cause_of_factor(found, rope, ropes, 1e-4 + 10 * eps)
+        yield _caused("attention-factor", what, text, cause, label, FACTOR)
 
 
 def farthest(rope: RopeConfig) -> tuple[int, ...]:
@@ -140,8 +145,11 @@ def compare_table(
         if any(hasattr(module, name) for name in _GROW):
             severity, text = "note", f"{text}; the module extends it for longer sequences"
         yield Problem("short-table", rows.name, text, "Build the table for max_position_embeddings.", None, severity)
-    if rows.dtype.itemsize < 4:
-        yield from _short_dtype(rows, rope)
+    if rows.dtype.itemsize < 4 and rows.cos.shape[-1] == rope.pairs and bool(rows.cos.isfinite().all()):
+        text = f"has dtype {_dtype(rows.dtype)}: cos and sin have a rounding error of up to {rows.eps / 2:.1e}"
+        yield Problem(
+            "dtype", rows.name, text, "Keep the table in float32, and round after the rotation.", None, "warning"
+        )
     lengths: list[int] = [1]
     if rope.needs_seq_len:
         known_ones = [rows.seq_len] if rows.seq_len else [1, count, longest, rope.scaled_length]
@@ -165,24 +173,6 @@ def compare_table(
         yield Problem("pairing", rows.name, text, cure, None, "warning")
 
 
-def _short_dtype(rows: TableRows, rope: RopeConfig) -> Iterator[Problem]:
-    """Yield the errors of cos, sin and angles in a table of 16 bits, if its numbers are those of the rope."""
-    if rows.cos.shape[-1] != rope.pairs or not bool(rows.cos.isfinite().all()):
-        return
-    length = rows.seq_len or rows.count or 1
-    cos, sin, _ = _truth(rows, rope, length)
-    factor = attention_factor_of(rope, length)
-    angle = torch.atan2(rows.sin * cos - rows.cos * sin, rows.cos * cos + rows.sin * sin).abs().amax(-1)
-    worst = max(float((rows.cos - cos * factor).abs().max()), float((rows.sin - sin * factor).abs().max()))
-    if worst <= 0.05:
-        text = (
-            f"has dtype {_dtype(rows.dtype)}: cos and sin differ from float64 by up to {worst:.1e}, and the angles at "
-            f"position {int(rows.positions[-1]):,} by up to {float(angle[-1]):.1e} rad"
-        )
-        cure = "Keep the table in float32, and round after the rotation."
-        yield Problem("dtype", rows.name, text, cure, None, "warning")
-
-
 def compare_call(
     module: nn.Module, label: str | None, rope: RopeConfig, ropes: ModelRopes, known: Set[str], sines_first: bool
 ) -> list[Problem] | None:
@@ -192,7 +182,7 @@ def compare_call(
     sines, then cosines, in which order its forward returns them (GPT-J from transformers 5.24 on).
     """
     original = rope.original_length
-    near = tuple(place for place in _NEAR if not original or place < original)
+    near = tuple(place for place in NEAR if not original or place < original)
     far = (0, 1, *(length - 1 for length in (min(78, *farthest(rope)), *farthest(rope))))
     if rope.needs_seq_len:
         length = original or 8192
@@ -216,10 +206,21 @@ def _call_pairing(
     module: nn.Module, rows: TableRows, rope: RopeConfig, label: str | None, sines_first: bool
 ) -> Iterator[Problem]:
     """Yield the problem if the order of cos and sin differs from that of the module's class."""
-    expected = arrangement_of_class(module, label, rope) or rows.arrangement._replace(sines_first=sines_first)
+    expected = _arrangement_of_class(module, label, rope) or rows.arrangement._replace(sines_first=sines_first)
     if rows.arrangement != expected:
         text = f"the numbers of each pair are {rows.arrangement}, expected {expected} as in {type(module).__name__}"
         yield Problem("pairing", rows.name, text, "Keep the order expected by the model's rotation function.", label)
+
+
+def _arrangement_of_class(module: nn.Module, label: str | None, rope: RopeConfig) -> Arrangement | None:
+    """Return the order of the tables of a new module of this class; None if it cannot be built or called."""
+    try:
+        made = fresh(module)
+    except Exception:  # its class takes other arguments
+        return None
+    tables = list(called_rows(made, label, rope, (0, 1, 2)))
+    fitting = (rows for rows in tables if rows.cos.shape[-1] == rope.pairs)  # not of a wrong layout of positions
+    return next((rows.arrangement for rows in (*fitting, *tables)), None)
 
 
 def compare_rows(
@@ -229,12 +230,11 @@ def compare_rows(
     if "uninitialised" in known:
         return
     sizes = torch.hypot(rows.cos, rows.sin)
-    eps = torch.finfo(rows.dtype).eps if rows.dtype.itemsize < 4 else 0.0
     factor = float(sizes.median())
     if not bool(sizes.isfinite().all()):
         yield Problem("uninitialised", rows.name, f"has NaN or infinite numbers, {_EMPTY}", _FILL, label)
         return
-    if factor == 0 or float((sizes - factor).abs().max()) > (1e-3 + 4 * eps) * factor:
+    if factor == 0 or float((sizes - factor).abs().max()) > (1e-3 + 4 * rows.eps) * factor:
         least, most = float(sizes.min() ** 2), float(sizes.max() ** 2)
         text = f"cos^2 + sin^2 is between {least:.3g} and {most:.3g}, expected one value, {_EMPTY}"
         yield Problem("uninitialised", rows.name, text, _FILL, label)
@@ -242,39 +242,23 @@ def compare_rows(
     wrong = bool(known & {"frequencies", "width", "dtype"})
     if rows.cos.shape[-1] != rope.pairs:
         if not wrong:
-            yield _width(rows.name, rows.cos.shape[-1], rope, label)
+            yield _width(rows.name, rows.cos.shape[-1], rope, ropes, label)
         return
     if "attention-factor" not in known:
-        yield from compare_factor(rows.name, factor, attention_factor_of(rope, seq_len), label, 1e-5 + eps)
-    cos, sin, angles = _truth(rows, rope, seq_len)
-    backwards = rope.inv_freq is not None and max(rope.inv_freq) <= 0  # tables of the angle, and -sin in the function
-    apart = [
-        torch.maximum((rows.cos / factor - cos).abs(), (rows.sin / factor * sign - sin).abs())
-        for sign in ((1, -1) if backwards else (1,))
-    ]
-    difference = min(apart, key=lambda x: float(x.max()))
-    if wrong or bool((difference <= _FLOOR + _SLOPE * angles + eps).all()):
+        yield from compare_factor(rows.name, factor, rope, ropes, label, seq_len, rows.eps)
+    differences, allowed, _ = rows.differences(rope, seq_len, factor)
+    if wrong or bool((differences <= allowed).all()):
         return
-    at = int((difference - _SLOPE * angles).amax(-1).argmax())
-    text = f"differs by up to {float(difference[at].max()):.3g} at position {rows.positions[at].tolist()}"
+    at = int((differences - allowed).amax(-1).argmax())
+    text = f"differs by up to {float(differences[at].max()):.3g} at position {rows.positions[at].tolist()}"
     one = next((i for i, place in enumerate(rows.positions.tolist()) if place in (1, [1] * rope.num_axes)), None)
     cause = None
     if one is not None:
         found = torch.atan2(rows.sin[one], rows.cos[one]).abs().tolist()
         columns = [abs(x) for x in columns_of(rope, seq_len)]
-        cause, pair = cause_of(found, rope, ropes, max(1e-5, eps)), _worst(found, columns)
+        cause, pair = cause_of(found, rope, ropes, max(1e-5, rows.eps)), _worst(found, columns)
         text += f"; pair {pair} rotates by {found[pair]:.5g} rad per token, expected {columns[pair]:.5g}"
-    text, cure = (f"{text}: {cause.words}", cause.cure) if cause else (text, _REBUILD)
-    yield Problem("tables", rows.name, text, cure, label)
-
-
-def _truth(rows: TableRows, rope: RopeConfig, seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return cos, sin and the absolute angles in float64."""
-    columns = columns_of(rope, seq_len)
-    axes = rope.axes if rows.positions.ndim == 2 else None
-    cos, sin = make_tables(rows.positions, columns, axes, dtype=torch.float64)
-    places = rows.positions[..., None] if axes is None else rows.positions[..., list(axes)]
-    return cos, sin, places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
+    yield _caused("tables", rows.name, text, cause, label)
 
 
 def compare_stated_pairing(module: nn.Module, rope: RopeConfig) -> Iterator[Problem]:

@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from ropewalk.audit.audit import float32_cos_error, text_frequencies, why_no_bound
+from ropewalk.audit.audit import text_frequencies, why_no_bound
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
 from ropewalk.families import described, unread_keys
 from ropewalk.rope.frequencies import reach
@@ -19,7 +17,6 @@ from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
-BFLOAT16_ROUNDING = 2.0**-9
 
 
 def lengths(block: Block) -> Iterator[Finding]:
@@ -221,19 +218,11 @@ def ignored(block: Block) -> Iterator[Finding]:
 
 
 def dynamic(block: Block) -> Iterator[Finding]:
-    """Find what transformers' dynamic NTK stretches, ignores, and leaves in caches."""
-    factor, longest = block.number("factor"), block.number("max_position_embeddings")
-    original = block.number("original_max_position_embeddings")
+    """Find what transformers' dynamic NTK ignores and leaves in caches."""
+    longest, original = block.number("max_position_embeddings"), block.number("original_max_position_embeddings")
     if block.rope_type != "dynamic":
         return
     if "alpha" not in block.written:
-        if factor is not None and factor != 1:
-            yield block.note(
-                "dynamic-factor",
-                f"dynamic with factor {factor:g} stretches by {factor:g} * ratio - {factor - 1:g}: at twice the "
-                f"trained length by {factor + 1:g}, where the paper's formula gives 2.",
-                "Factor 1 is the paper's dynamic NTK.",
-            )
         yield block.warning(
             "dynamic-cache",
             "As text grows, transformers' dynamic NTK keeps cached keys with their old frequencies, and one long row "
@@ -250,7 +239,7 @@ def dynamic(block: Block) -> Iterator[Finding]:
 
 
 def attention_factor(block: Block) -> Iterator[Finding]:
-    """Find an attention_factor that differs from the rule's own, or is not a float."""
+    """Find an attention_factor that differs from the rule's own."""
     given, factor = block.number("attention_factor"), block.number("factor")
     if block.rope_type not in ("yarn", "longrope") or given is None:
         return
@@ -268,12 +257,6 @@ def attention_factor(block: Block) -> Iterator[Finding]:
             f"`attention_factor` is {given:g}; {block.rope_type}'s own for factor {factor:g} is {usual:.4f}. It "
             "multiplies queries and keys, so logits by its square.",
             "Keep it: it belongs to the model." if block.is_trained else "Keep it if the checkpoint was tuned with it.",
-        )
-    elif isinstance(block.written.get("attention_factor"), int):
-        yield block.note(
-            "attention-factor",
-            "`attention_factor` is an integer: transformers warns, and computes the same.",
-            f"With {given:.1f} there is no warning.",
         )
 
 
@@ -305,20 +288,6 @@ def mscale(block: Block) -> Iterator[Finding]:
         )
 
 
-def position_scale(block: Block) -> Iterator[Finding]:
-    """Find a scale of queries that grows with the position, outside the tables."""
-    scale = query_scale(block)
-    if scale is not None and block.family is not None:
-        slope, length = scale
-        yield block.note(
-            "position-scale",
-            f"Queries{' of layers without rotation' if block.family.nope else ''} are multiplied by 1 + {slope:g} ln(1 "
-            f"+ floor(position / {length:,})), {1 + slope * math.log1p((block.target - 1) // length):.3f} at the end "
-            f"of {block.target:,} tokens; cos and sin do not contain it.",
-            "Apply it to queries in a port: equal tables do not prove equal attention.",
-        )
-
-
 def query_scale(block: Block) -> tuple[float, int] | None:
     """Return the slope and the length, in tokens, of a scale of queries by position; None without one."""
     family = block.family
@@ -332,7 +301,7 @@ def query_scale(block: Block) -> tuple[float, int] | None:
 
 
 def longrope(block: Block) -> Iterator[Finding]:
-    """Find LongRoPE's switch, at which cached keys do not change, and PhiMoE's mscales, which do not switch."""
+    """Find LongRoPE's switch, at which cached keys do not change."""
     short, long = block.written.get("short_factor"), block.written.get("long_factor")
     if block.rope_type in ("longrope", "su") and short != long:
         original = block.number("original_max_position_embeddings")
@@ -352,13 +321,6 @@ def longrope(block: Block) -> Iterator[Finding]:
                 f"{fact}, and transformers does not recompute the cache of {block.model_type or 'this model'}.",
                 "Recompute the cache at the switch, as ropewalk's generate does, or fix seq_len from the start.",
             )
-    if block.number("short_mscale") is not None or block.number("long_mscale") is not None:
-        yield block.note(
-            "longrope-mscales",
-            "`short_mscale` and `long_mscale`: of transformers' classes only PhiMoE's uses them. It applies "
-            "long_mscale beyond the trained length, but keeps the short frequencies there.",
-            "ropewalk switches both together, as in the checkpoint's own code: expect a difference beyond it.",
-        )
 
 
 def local_layers_scaled(block: Block) -> Iterator[Finding]:
@@ -440,65 +402,9 @@ def axes_unwritten(block: Block) -> Iterator[Finding]:
     )
 
 
-def yarn(block: Block) -> Iterator[Finding]:
-    """Find a YaRN temperature of a part of each head, and the difference of the ramps in its paper and its code."""
-    rope = block.rope
-    if rope is None or rope.scaling is None or rope.scaling.rope_type != "yarn":
-        return
-    if 2 * rope.pairs != rope.head_dim and not math.isclose(rope.scaling.attention_factor_at(None, None), 1.0):
-        yield block.note(
-            "partial-attention-factor",
-            f"The attention factor multiplies only the {2 * rope.pairs} rotated features of {rope.head_dim}: the "
-            "temperature is not uniform over a logit.",
-            "Do the same in a port: the model was trained this way."
-            if block.is_trained
-            else "Keep it if the checkpoint was tuned this way; if not, also measure attention_factor 1.",
-        )
-    code, _ = text_frequencies(rope, block.target)
-    paper, _ = text_frequencies(dataclasses.replace(rope, scaling=rope.scaling.as_published()), block.target)
-    apart = float(np.exp(np.abs(np.log(code / paper)).max()))
-    if apart >= 1.01:
-        yield block.note(
-            "yarn-variants",
-            f"The paper's YaRN and the common code differ by up to {apart:.1f}x in frequency here (a different ramp).",
-            "Checkpoints use the code's formula; YaRN(variant=\"paper\") is the paper's.",
-        )
-
-
-def precision(block: Block) -> Iterator[Finding]:
-    """Find inv_freq that model.to(bfloat16) would round, and float32 angles with a larger error than such a table."""
-    rope = block.rope
-    dtype = str(block.config.get("dtype", block.config.get("torch_dtype", ""))).removeprefix("torch.")
-    if rope is None:
-        return
-    if dtype in ("bfloat16", "float16"):
-        trained = rope.trained_length or 8192
-        exact, _ = text_frequencies(rope, trained)
-        bits = 8 if dtype == "bfloat16" else 11
-        mantissa, exponent = np.frexp(exact)
-        cast = np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
-        positions = np.arange(max(0, trained - 1024), trained, dtype=np.float64)
-        worst = float(np.abs(np.cos(np.outer(positions, cast)) - np.cos(np.outer(positions, exact))).max())
-        yield block.note(
-            "low-precision-cast",
-            f"The checkpoint is {dtype}: in transformers, `model.to({dtype})` also rounds inv_freq, and cos then has "
-            f"an error of up to {worst:.2g} near position {trained:,}.",
-            f"Load with from_pretrained(dtype={dtype}), which keeps float32 frequencies. ropewalk has no such buffer.",
-        )
-    frequencies, _ = text_frequencies(rope, block.target)
-    error = float32_cos_error(frequencies, block.target)
-    if error > BFLOAT16_ROUNDING:
-        yield block.note(
-            "float32-angles",
-            f"At {block.target:,} tokens, angles in float32 (as in transformers) give cos an error of {error:.1e}, "
-            "more than a table in bfloat16 (2.0e-03).",
-            "Compute angles in float64 before cos and sin, as ropewalk does.",
-        )
-
-
 TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
-    lengths, spelling, theta, ignored, dynamic, attention_factor, mscale, position_scale, longrope, local_layers_scaled,
-    block_outside_text, axes_unwritten, yarn, precision, theta_small,
+    lengths, spelling, theta, ignored, dynamic, attention_factor, mscale, longrope, local_layers_scaled,
+    block_outside_text, axes_unwritten, theta_small,
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ model's under each, and leaves out what that model cannot apply. Both give a fau
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -21,7 +21,7 @@ from ropewalk.methods.table import METHODS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes, attends
-from ropewalk.rope.scaling import Scaling, Stacked, YaRN, yarn_mscale
+from ropewalk.rope.scaling import Linear, Scaling, Stacked, YaRN, yarn_mscale
 from ropewalk.rope.values import HORIZON, TRAINED_KEY
 
 FACTORS = (2.0, 4.0, 8.0, 16.0)
@@ -30,11 +30,13 @@ NEAR = (0.8, 1.25)  # times the expected theta or factor: the resolution of a ve
 TIMES = (0.1, 0.5, *NEAR, 2.0, 10.0)  # times the expected theta
 CHUNKS = (512, 2048)  # tokens of one forward in engines, after which positions may begin at 0 again
 BLOCK = "Give the program every key of the config's rope block."
+FACTOR = "Multiply cos and sin by the attention factor once."
 FLOAT32 = "Keep inv_freq in float32."
 THETA = "Give the program `rope_theta` of the config."
 WIDTH = "Rotate the number of features given by the config's partial factor."
 LAYERS = "Give each type of layers the rope of its own block."
 NUMBERS = "Keep the positions of a chunk those of the whole text."
+LENGTH = "Use the frequencies of each text's own length."
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Hypothesis:
     cure: str = BLOCK
     right: str = ""
     twice: bool = False
+
+    @property
+    def words(self) -> str:
+        """Return the name, with the right value if it has one."""
+        return f"{self.name} in place of {self.right}" if self.right else self.name
 
     def at(self, length: int) -> tuple[object, ...]:
         """Return all values that determine the output for a prompt of `length` tokens, to compare hypotheses."""
@@ -84,6 +91,57 @@ class Hypothesis:
         for rope in self.positions.present_ropes:
             lengths |= {rope.original_length or 0, rope.switch_length or 0, rope.max_position_embeddings or 0}
         return lengths - {0}
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A fault with a number: `verify` compares it at likely numbers, `check` solves for any.
+
+    `name` has a place for the number, and `right` is the right one. `change` returns a rope with the number.
+    """
+
+    name: str
+    change: Callable[[RopeConfig, float], RopeConfig]
+    right: str = ""
+    cure: str = BLOCK
+
+    def at(self, expected: ModelRopes, number: float) -> Hypothesis:
+        """Return the fault with a number."""
+        positions = expected.mapped(lambda rope: self.change(rope, number))
+        return Hypothesis(self.name.format(number), positions, cure=self.cure, right=self.right)
+
+
+def numbered(rope: RopeConfig) -> Iterator[Numbered]:
+    """Yield the faults with a number that change the frequencies of a rope."""
+    if isinstance(rope.theta, float) and rope.inv_freq is None:
+        yield from (_wrong_theta({rope.theta}, unscaled) for unscaled in (False, True))
+    factor = getattr(rope.scaling, "factor", None)
+    if rope.scaling is not None and isinstance(factor, int | float):
+        yield _wrong_factor(rope.scaling.rope_type, factor)
+    yield Numbered("pi {:g} (linear)", lambda rope, number: replace(rope.unscaled(), scaling=Linear(number)))
+    yield Numbered("every frequency divided by {:g}", lambda rope, number: _times_all(rope, 1 / number))
+    yield Numbered("every frequency multiplied by {:g}", _times_all)
+
+
+def _wrong_theta(own: Collection[float], unscaled: bool) -> Numbered:
+    def change(rope: RopeConfig, theta: float) -> RopeConfig:
+        rope = rope.unscaled() if unscaled else rope
+        return rope if rope.inv_freq is not None or isinstance(rope.theta, tuple) else replace(rope, theta=theta)
+
+    right = " and ".join(f"{theta:.0f}" for theta in sorted(own))
+    return Numbered(f"{'no scaling, ' if unscaled else ''}theta {{:.0f}}", change, right, THETA)
+
+
+def _wrong_factor(rule: str, factor: float) -> Numbered:
+    def change(rope: RopeConfig, number: float) -> RopeConfig:
+        return _with_rule(rope, lambda rope, rule: replace(rule, factor=number))
+
+    return Numbered(f"{rule} with factor {{:g}}", change, f"{factor:g}")
+
+
+def _times_all(rope: RopeConfig, number: float) -> RopeConfig:
+    """Return a rope with all frequencies multiplied, without an attention factor."""
+    return given(rope, [number * column for column in columns_of(rope, 1)])
 
 
 @lru_cache(4096)
@@ -137,8 +195,7 @@ def _all(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
     yield Hypothesis("no rotation", replace(bare, ropes=(None,) * bare.num_layers))
     yield from _positions(expected, trained)
     unchanged = 0 if expected != bare else trained
-    rounded = expected.mapped(_rounded)
-    yield Hypothesis("inv_freq in bfloat16", rounded, unchanged, minor=True, small=True, cure=FLOAT32)
+    yield rounded(expected, torch.bfloat16, unchanged)
 
 
 def other_faults(expected: ModelRopes) -> Iterator[Hypothesis]:
@@ -146,10 +203,15 @@ def other_faults(expected: ModelRopes) -> Iterator[Hypothesis]:
     yield from _widths(expected)
     yield from _layers(expected)
     yield from _still_layers(expected)
-    for positions, without in ((expected, ""), (expected.mapped(RopeConfig.unscaled), "no scaling, ")):
-        yield from _thetas(positions, without)
+    for unscaled in (False, True):
+        yield from _thetas(expected, unscaled)
+        positions = expected.mapped(RopeConfig.unscaled) if unscaled else expected
         swapped = positions.mapped(lambda rope: replace(rope, interleaved=not rope.interleaved))
-        yield Hypothesis(f"{without}the other pairing", swapped, cure="Convert the weights for this pairing.")
+        yield Hypothesis(
+            f"{'no scaling, ' if unscaled else ''}the other pairing",
+            swapped,
+            cure="Convert the weights for this pairing.",
+        )
 
 
 def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
@@ -160,6 +222,13 @@ def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
         return
     rope, scaling = scaled[0], scaled[0].scaling
     rule = scaling.rope_type if scaling else ""
+    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
+        positions = expected.mapped(partial(_with_rule, change=partial(_attention, power=power)))
+        yield Hypothesis(f"{rule} {name}", positions, cure=FACTOR)
+    factor = getattr(scaling, "factor", None)
+    if isinstance(factor, int | float):
+        near = (factor * times for times in NEAR)
+        yield from (_wrong_factor(rule, factor).at(expected, number) for number in near if number > 1.0)
     for rules, small in ((_rules(rope), False), (_ramps(rule), True)):
         for name, change, right in rules:
             positions = expected.mapped(partial(_with_rule, change=change))
@@ -173,8 +242,7 @@ def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
     # dynamic NTK: its frequencies change with every further token
     if scaling is not None and scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
         for times in (1.5, *FACTORS):
-            length = int(times * rope.original_length)
-            yield Hypothesis(fixed_at(length), expected.mapped(_fixed_at(length)))
+            yield fixed_at(expected, int(times * rope.original_length))
     if isinstance(getattr(scaling, "factor", None), float) and getattr(scaling, TRAINED_KEY, None):
         yield Hypothesis(
             "a factor for each request", expected.mapped(_by_request), cure="Use one factor for all texts."
@@ -187,19 +255,14 @@ Change = Callable[[RopeConfig, Any], Scaling]
 
 def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
     """Yield the name of each faulty rule, for a rope with a scaling, the change that makes it, and the right value."""
-    rule, factor = rope.scaling.rope_type if rope.scaling else "", getattr(rope.scaling, "factor", None)
+    rule = rope.scaling.rope_type if rope.scaling else ""
     yield "scaling twice", _twice, ""
-    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
-        yield f"{rule} {name}", partial(_attention, power=power), ""
     for ignored in (("attention_factor",), ("mscale", "mscale_all_dim")):
         if getattr(rope.scaling, ignored[0], None) is not None:
             yield f"{rule}, {ignored[0]} ignored", partial(_without, fields=ignored), ""
     for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
         change = partial(_times, field=TRAINED_KEY, times=times)
         yield f"{rule} with {TRAINED_KEY} {length}", change, str(rope.original_length)
-    for times in NEAR:
-        if isinstance(factor, int | float) and factor * times > 1.0:
-            yield factor_name(rule, f"{factor * times:g}"), partial(_times, field="factor", times=times), f"{factor:g}"
     yield f"{rule} by the paper's formula", partial(_replaced, variant="paper"), ""
     for kept, lost in (("short", "long"), ("long", "short")):
         change = partial(_one_list, kept=f"{kept}_factor", lost=f"{lost}_factor")
@@ -207,7 +270,7 @@ def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
 
 
 def _ramps(rule: str) -> Iterator[tuple[str, Change, str]]:
-    """Yield the name of each rule with a different ramp between its frequencies, and the change that makes it."""
+    """Yield the name of each rule with a different ramp between its frequencies, as `_rules`."""
     usual = partial(_replaced, beta_fast=32.0, beta_slow=1.0)  # llama.cpp's, for most files
     yield f"{rule} with default betas", usual, ""
     for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
@@ -219,11 +282,6 @@ def _ramps(rule: str) -> Iterator[tuple[str, Change, str]]:
 
 def _one_list(rope: RopeConfig, rule: Any, kept: str, lost: str) -> Scaling:
     return _replaced(rope, rule, **{lost: getattr(rule, kept)})
-
-
-def factor_name(rule: str, factor: str) -> str:
-    """Return the name of a rule with another factor."""
-    return f"{rule} with factor {factor}"
 
 
 def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
@@ -275,20 +333,17 @@ def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:
         yield from ((round(before * times), times) for times in ratios if before * times >= 16)
 
 
-def fixed_at(length: int) -> str:
-    """Return the name of the frequencies of one length, for a rope whose frequencies follow it."""
-    return f"dynamic scaling fixed at {length} tokens"
+def fixed_at(expected: ModelRopes, length: int) -> Hypothesis:
+    """Return the frequencies of one length at every length, for ropes whose frequencies follow it."""
+    positions = expected.mapped(lambda rope: given(rope, columns_of(rope, length)))
+    return Hypothesis(f"dynamic scaling fixed at {length} tokens", positions, cure=LENGTH)
 
 
 def _by_request(rope: RopeConfig) -> RopeConfig:
     return _with_rule(rope, lambda rope, rule: ByRequest(rule))
 
 
-def _fixed_at(length: int) -> Callable[[RopeConfig], RopeConfig]:
-    return lambda rope: _given(rope, columns_of(rope, length))
-
-
-def _given(rope: RopeConfig, columns: Sequence[float]) -> RopeConfig:
+def given(rope: RopeConfig, columns: Sequence[float]) -> RopeConfig:
     """Return a rope with these frequencies and without an attention factor."""
     return RopeConfig(
         rope.head_dim,
@@ -300,16 +355,17 @@ def _given(rope: RopeConfig, columns: Sequence[float]) -> RopeConfig:
     )
 
 
-def rounded(columns: Sequence[float], dtype: torch.dtype) -> list[float]:
+def rounded(expected: ModelRopes, dtype: torch.dtype, unchanged_below: int = 0) -> Hypothesis:
     """Return inverse frequencies after a cast of the whole model to `dtype`."""
-    numbers: list[float] = torch.tensor(columns, dtype=torch.float32, device="cpu").to(dtype).double().tolist()
-    return numbers
 
+    def change(rope: RopeConfig) -> RopeConfig:
+        if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
+            return rope
+        columns = torch.tensor(columns_of(rope, 2), dtype=torch.float32, device="cpu")
+        return given(rope, columns.to(dtype).double().tolist())
 
-def _rounded(rope: RopeConfig) -> RopeConfig:
-    if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
-        return rope
-    return _given(rope, rounded(columns_of(rope, 2), torch.bfloat16))
+    name = f"inv_freq in {str(dtype).removeprefix('torch.')}"
+    return Hypothesis(name, expected.mapped(change), unchanged_below, minor=True, small=True, cure=FLOAT32)
 
 
 def _some_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
@@ -371,7 +427,7 @@ def _widths(expected: ModelRopes) -> Iterator[Hypothesis]:
         wide = replace(rope, rotary_dim=None, axes=None)
         if wide.needs_seq_len or attention_factor_of(wide, 2) != 1.0:
             return rope
-        return _given(rope, columns_of(wide, 2)[: rope.pairs])
+        return given(rope, columns_of(wide, 2)[: rope.pairs])
 
     for name, change in (("theta's exponents over the whole head", exponents), ("partial factor ignored", whole)):
         try:
@@ -435,19 +491,11 @@ def _known_as(method: str, positions: ModelRopes) -> str:
     return f" ({rule.rope_type})" if method == "pi" else ""
 
 
-def _thetas(expected: ModelRopes, prefix: str) -> Iterator[Hypothesis]:
+def _thetas(expected: ModelRopes, unscaled: bool) -> Iterator[Hypothesis]:
     """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
     own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
     thetas = {*THETAS, *(theta * x for theta in own for x in TIMES)} - own
-    right = " and ".join(f"{theta:.0f}" for theta in sorted(own))
-
-    def change(rope: RopeConfig, theta: float) -> RopeConfig:
-        given = rope.inv_freq is not None or isinstance(rope.theta, tuple)
-        return rope if given else replace(rope, theta=theta)
-
-    for theta in sorted(theta for theta in thetas if theta > 1.0) if own else ():
-        name, positions = f"{prefix}theta {theta:.0f}", expected.mapped(partial(change, theta=theta))
-        yield Hypothesis(name, positions, cure=THETA, right=right)
+    yield from (_wrong_theta(own, unscaled).at(expected, theta) for theta in sorted(thetas) if own and theta > 1.0)
 
 
 def _positions(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:

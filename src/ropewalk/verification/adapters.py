@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
 from ropewalk.tokenizer import TextTokenizer
-from ropewalk.verification.engine import WAIT, Engine, TokenTexts
+from ropewalk.verification import program
+from ropewalk.verification.engine import TOP, WAIT, Engine, EngineError, NextTokens, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
 CONTEXT = 8192  # tokens of a llama.cpp server's context
@@ -18,6 +24,12 @@ STARTED = ("mlx", "onnx", "vllm")
 """Engines that run in a process of their own; with @PYTHON in the Python of a different environment."""
 NEW = 16  # tokens that may be generated after the longest prompt
 LOCAL = ("transformers", "llama.cpp", *STARTED)
+VARIABLES = {
+    "vllm": {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "ROPEWALK_VLLM_CHECK": "off"},
+}  # fmt: skip
+INSTALLED = {"mlx": "mlx-lm", "onnx": "onnxruntime-genai", "vllm": "vllm-cpu"}
+TITLES = {"mlx": "mlx-lm", "onnx": "ONNX Runtime GenAI", "vllm": "vLLM"}
 
 
 def open_engine(
@@ -48,7 +60,6 @@ def open_engine(
         return llama_cpp_server(model, token_texts)
     if engine == "transformers" or hasattr(getattr(engine, "config", None), "to_dict"):
         from ropewalk.precision import warn_if_slow
-        from ropewalk.verification.transformers_engine import TransformersEngine
 
         if engine == "transformers":
             return nullcontext(TransformersEngine.load(model))
@@ -74,17 +85,9 @@ def started_engine(
     **Raises:** `RopeError` if the model is no folder, or if the engine is not installed or does not load it.
     """
     from ropewalk.checkpoints.opening import config_of
-    from ropewalk.checkpoints.sources import find
     from ropewalk.rope.model_ropes import ModelRopes
-    from ropewalk.verification.started_engine import StartedEngine
 
-    path = find(source)
-    if not path.is_dir():
-        raise RopeError(
-            f"verify: {name} needs a Hugging Face folder.",
-            facts={"model": str(path)},
-            cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
-        )
+    path = _folder(source, name)
     config = config_of(path).get_text_config(decoder=True)
     lengths = [rope.scaled_length or max_tokens for rope in ModelRopes.from_hf(config).present_ropes]
     with StartedEngine(name, python) as engine:
@@ -142,3 +145,205 @@ def llama_cpp_server(
         yield OpenAIEngine(server.listening_address, token_texts, name="llama.cpp", key="")
     finally:
         del server  # stops it
+
+
+class StartedEngine:
+    """An engine in a process that is started here; see `ropewalk.verification.engine.Engine`. It computes in float32.
+
+    **Arguments:**
+    - `kind`: "mlx", "onnx" or "vllm" (on the CPU).
+    - `python`: the interpreter of an environment with the engine. Defaults to the running one.
+
+    **Raises:** `RopeError` if the engine is not installed there.
+    """
+
+    def __init__(self, kind: str, python: str | os.PathLike[str] | None = None) -> None:
+        self.kind, self.name, self.python = kind, TITLES[kind], str(python or sys.executable)
+        self.version = ""
+        self.length: int | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
+        try:
+            self._process = subprocess.Popen(
+                [self.python, program.__file__, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=self._errors, text=True, encoding="utf-8",
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **VARIABLES.get(kind, {})},
+            )  # fmt: skip
+        except OSError as error:
+            self._errors.close()
+            raise RopeError(
+                "verify: the engine's Python cannot be started.",
+                facts={"python": self.python, "error": str(error)},
+                cure="Pass the interpreter of an environment with the engine.",
+            ) from error
+
+    def load(self, folder: str | os.PathLike[str], length: int | None = None) -> StartedEngine:
+        """Load a folder in place of an earlier one; `length`: the context in tokens, if the engine fixes it.
+
+        **Raises:** `RopeError` if the engine does not load it.
+        """
+        answer = self._request({"folder": str(Path(folder).resolve()), "length": length})
+        if "error" in answer:
+            missing = answer["missing"]
+            raise RopeError(
+                f"verify: {self.name} {'is not installed' if missing else 'does not load this checkpoint'}.",
+                facts={"folder": str(folder), "error": answer["error"][:400], "python": self.python},
+                cure=f"Install it: pip install {INSTALLED[self.kind]}, or pass the Python of an environment with it."
+                if missing
+                else "Check that this version of the engine supports the architecture and its rope.",
+            )
+        self.version, self.length = answer.get("version", ""), length
+        return self
+
+    def token_ids(self, text: str) -> list[int] | None:
+        """Return None: the engine receives ids."""
+        return None
+
+    def ask(self, input_ids: Sequence[int]) -> NextTokens:
+        """Return the likeliest next tokens."""
+        rows, _ = self.rows(input_ids)
+        return NextTokens(rows[0], len(input_ids))
+
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
+        """Return the generated tokens, always the likeliest, with the answers from which they were taken."""
+        rows, generated = self.rows(input_ids, tokens)
+        return [NextTokens(row, token=token) for row, token in zip(rows, generated, strict=False)]
+
+    def rows(
+        self, input_ids: Sequence[int], new: int = 0, *, every: bool = False
+    ) -> tuple[list[dict[int, float]], list[int]]:
+        """Return the answers after the prompt and after each of `new` tokens, and these tokens.
+
+        With `every`, the answers after each token of the prompt come first.
+        """
+        answer = self._request({"ids": list(input_ids), "new": new, "every": every})
+        if "error" in answer:
+            kind = TooLong if self.length is not None and len(input_ids) + new >= self.length else EngineError
+            raise kind(
+                f"verify: {self.name} returns an error.",
+                facts={"tokens": len(input_ids), "error": answer["error"][:400]},
+                cure="Pass a smaller --max-tokens, or check the engine's support of the architecture.",
+            )
+        rows = [{int(token): value for token, value in row.items()} for row in answer["rows"]]
+        return rows, answer["tokens"]
+
+    def _request(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError) as error:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise EngineError(
+                f"verify: {self.name} ended.",
+                facts={"python": self.python, "last lines": " | ".join(lines[-3:])[-600:]},
+                cure="Check its installation and the memory of this machine.",
+            ) from error
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            with suppress(OSError):  # what it has not read
+                if stream is not None:
+                    stream.close()
+
+    def __enter__(self) -> StartedEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TransformersEngine:
+    """A causal language model of transformers in this process; see `ropewalk.verification.engine.Engine`.
+
+    **Arguments:**
+    - `model`: in eval mode, in its own dtype and on its own device.
+    - `tokenizer`: transformers' own, or None.
+    """
+
+    name = "transformers"
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+
+    @classmethod
+    def load(cls, source: str | Path) -> TransformersEngine:
+        """Load a Hugging Face folder in the dtype of its weights, or in float32 if this CPU multiplies that slowly.
+
+        Nothing is downloaded.
+
+        **Raises:** `RopeError` for a file, or if transformers cannot load the folder.
+        """
+        from ropewalk.checkpoints.load import fast_dtype_or_warn
+        from ropewalk.checkpoints.opening import load_live, quietly
+
+        path, transformers = _folder(source, "transformers"), need("transformers", extra="transformers")
+        model, _ = load_live(path, fast_dtype_or_warn(path, "verify: the engine"), "cpu")
+        with quietly():
+            try:
+                tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            except Exception:  # each class raises its own
+                tokenizer = None
+        return cls(model, tokenizer)
+
+    def token_ids(self, text: str) -> list[int] | None:
+        """Return the ids from transformers' tokenizer; None if there is no tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def ask(self, input_ids: Sequence[int]) -> NextTokens:
+        """Return the likeliest next tokens, from one forward pass without a cache."""
+        import torch
+
+        ids = torch.tensor([list(input_ids)], device=self.model.device)
+        try:
+            with torch.inference_mode():
+                logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+        except torch.OutOfMemoryError as error:
+            raise TooLong(
+                "verify: the prompt does not fit the device's memory.",
+                facts={"tokens": len(input_ids)},
+                cure="Pass a smaller --max-tokens.",
+            ) from error
+        return NextTokens(_likeliest(logits), len(input_ids))
+
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
+        """Return the likeliest tokens from the model's own `generate`, with its cache."""
+        import torch
+
+        ids = torch.tensor([list(input_ids)], device=self.model.device)
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
+                output_logits=True, return_dict_in_generate=True, pad_token_id=0,
+            )  # fmt: skip
+        new = out.sequences[0, ids.shape[1] :].tolist()
+        return [NextTokens(_likeliest(logits[0]), token=token) for token, logits in zip(new, out.logits, strict=False)]
+
+
+def _likeliest(logits: Any) -> dict[int, float]:
+    """Return the log-probabilities of the likeliest tokens."""
+    likely = logits.double().log_softmax(-1).topk(min(TOP, len(logits)))
+    return dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+
+
+def _folder(source: str | Path, engine: str) -> Path:
+    """Return the Hugging Face folder of a source; raise `RopeError` if it is a file."""
+    from ropewalk.checkpoints.sources import find
+
+    path = find(source)
+    if not path.is_dir():
+        raise RopeError(
+            f"verify: {engine} needs a Hugging Face folder.",
+            facts={"model": str(path)},
+            cure="Pass the folder, or --engine llama.cpp for a .gguf file.",
+        )
+    return path

@@ -174,16 +174,11 @@ class Check:
         return answer
 
     def _confirmed(self, outcome: EngineVerdict) -> EngineVerdict:
-        """Send prompts of the verdict's length, and return the verdict with the confirmed length.
-
-        An engine that does not report its number of tokens may keep only the end of a prompt. Our predictions for the
-        ends of each prompt (`ENDS`) show which ends the answers exclude.
-        """
-        name, shorter, last = self.first.name, self._longest, min(self.up_to, self.limit)
-        if self.counted and shorter >= last:
-            return dataclasses.replace(outcome, up_to=min(shorter, self.up_to))
-        with_ends, probes = not self.counted, list[Probe]()
-        for question in self.side.confirming(last, self.progress, ends=with_ends):
+        """Send prompts of the verdict's length, and return the verdict with the confirmed length."""
+        if self.counted and self._longest >= min(self.up_to, self.limit):
+            return dataclasses.replace(outcome, up_to=min(self._longest, self.up_to))
+        probes = list[Probe]()
+        for question in self.side.confirming(min(self.up_to, self.limit), self.progress):
             length = len(question.input_ids)
             self.progress.begin(f"confirming at {length:,} tokens", 0)
             try:
@@ -192,28 +187,17 @@ class Check:
                 continue
             except TooLong:
                 self.context = min(self.context or length, length - 1)
-        if not with_ends and not self.counted:  # it has just stopped reporting
-            return self._confirmed(outcome)
-        ends = sorted({int(end) for probe in probes for end in probe.predictions if end != name}) if with_ends else []
-        self.questions += [Probe(probe.tokens, probe.answer, {name: probe.predictions[name]}) for probe in probes]
-        leans = {end: lean(probes, name, str(end), comparisons=len(ends)) for end in ends}
-        error = misfit(probes, name)
-        if self._missed(error) or (error > EXACT and any(one.leaves for one in leans.values())):
+        self.questions += probes
+        error = misfit(probes, self.first.name)
+        if self._missed(error):
             detail = (
                 f"{self.expected} explains {len(self.questions) - len(probes)} prompts, but misses {len(probes)} more, "
                 f"of up to {probes[-1].tokens:,} tokens, by {error:.3f} nats on average. Check whether the engine "
                 "cuts its prompts."
             )
             return EngineVerdict("none", self.expected, self.up_to, applied=outcome.applied, detail=detail)
-        shown = min(self._longest, self.up_to)
-        excluded = list(itertools.takewhile(lambda end: leans[end].refuted, ends))
-        if with_ends and not excluded:
-            cut = (f"{self.expected} on the ends of prompts",)
-            return dataclasses.replace(outcome, kind="undecided", not_told_apart=cut)
-        if ends:
-            detail = "The engine does not report the number of tokens, so it may cut longer prompts."
-            return dataclasses.replace(outcome, up_to=min(shown, excluded[-1]), detail=detail)
-        return dataclasses.replace(outcome, up_to=shown)
+        detail = "" if self.counted else "The engine does not report the number of tokens, so it may cut prompts."
+        return dataclasses.replace(outcome, up_to=min(self._longest, self.up_to), detail=detail)
 
     def _decoded(self, outcome: EngineVerdict) -> EngineVerdict:
         """Let the engine generate tokens, and return the verdict updated by the answers after them.

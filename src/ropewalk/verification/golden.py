@@ -256,7 +256,7 @@ class Golden:
         """Return prompts, each followed by the same one without its first tokens."""
         return self._of("shifted")
 
-    def confirming(self, last: int, progress: Progress, *, ends: bool) -> list[RecordedPrompt]:
+    def confirming(self, last: int, progress: Progress) -> list[RecordedPrompt]:
         """Return prompts of at most `last` tokens that confirm a verdict."""
         return [question for question in self._of("confirming") if len(question.input_ids) <= last]
 
@@ -325,7 +325,7 @@ class _Writer:
                 names = [name for name in names if np.mean(pairs[name]) < CLOSE]
         for question in side.shifted(progress):
             yield from self._written("shifted", 0, [question])
-        yield from self._written("confirming", 0, side.confirming(side.up_to, progress, ends=True))
+        yield from self._written("confirming", 0, side.confirming(side.up_to, progress))
         yield from self._written("decoding", 0, side.decoding(progress))
 
     def _written(self, kind: Kind, number: int, questions: Sequence[PromptQuestion]) -> Iterator[dict[str, Any]]:

@@ -18,13 +18,7 @@ ONE_TOKEN = 4  # prompts of a single token
 
 
 class Compared(Protocol):
-    """One hypothesis about an engine, of a model or from a golden file.
-
-    - `minor`: whether it changes little, such as the rounding of a table. A verdict mentions it if the answers fit it,
-      and is not undecided if they exclude all other hypotheses.
-    - `small`: whether its effect is small by nature, such as a position that is off by one. A verdict only mentions it
-      if the engine's noise is larger.
-    """
+    """One hypothesis about an engine, of a model or from a golden file; see `ropewalk.methods.faults.Hypothesis`."""
 
     @property
     def name(self) -> str: ...
@@ -108,8 +102,8 @@ class Side(Protocol):
     def shifted(self, progress: Progress) -> Sequence[PromptQuestion]:
         """Return prompts, each followed by the same one without its first tokens, with the expected prediction."""
 
-    def confirming(self, last: int, progress: Progress, *, ends: bool) -> Sequence[PromptQuestion]:
-        """Return prompts of about `last` tokens with the expected prediction; with `ends` also those of their ends."""
+    def confirming(self, last: int, progress: Progress) -> Sequence[PromptQuestion]:
+        """Return prompts of about `last` tokens with the expected prediction."""
 
     def decoding(self, progress: Progress) -> Sequence[PromptQuestion]:
         """Return prompts with generated tokens, and predictions under hypotheses about positions in decoding."""

@@ -1,4 +1,7 @@
-"""The rotary modules of a live model: their frequencies and tables, a few rows of each, in one form."""
+"""The rotary modules of a live model: their frequencies, tables and calls in one form, compared with float64.
+
+`attach` learns the form of a class's tables from them, and `ropewalk.audit.check` compares their numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.frequencies import columns_of
+from ropewalk.rope.tables import make_tables
 
+NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
+_FLOOR, _SLOPE = 4e-6, 8e-6  # errors of a float32 table: constant, and for each radian of the angle
 _CLASS = re.compile("Rotary|RoPE|Rope")
 _FREQUENCIES = re.compile(r"^(?:(?P<label>\w+?)_)?inv_freq$")
 _NOT_LIVE = ("original", "long", "short")  # copies that the forward may put into `inv_freq`
 _PAIRS = (("cos_cached", "sin_cached"), ("_cos_cached", "_sin_cached"), ("cos_cache", "sin_cache"),
           ("freqs_cos", "freqs_sin"), ("cos", "sin"), ("cos_table", "sin_table"))  # fmt: skip
 _JOINT = ("cos_sin_cache", "long_short_cos_sin_cache", "cos_sin_cached", "freqs_cis", "rope_cache")
-_NEAR = (0, 1, 2, 3, 7, 50)
 _ROWS_TO_KEEP = 65_536  # numbers: a larger buffer is a table, which no forward changes in place
 
 
-Order = Literal["doubled", "repeated", "once", "blocks"]
+Order = Literal["doubled", "repeated", "once", "blocks", "complex"]
+"""The order of the pairs' numbers: all twice, each twice, each once, all of an axis twice, or as complex numbers."""
 
 
 class Arrangement(NamedTuple):
@@ -55,6 +62,36 @@ class TableRows:
     count: int | None = None
     seq_len: int | None = None
 
+    @property
+    def eps(self) -> float:
+        """Return the relative rounding of 16-bit numbers; 0 for others, whose rounding `allowed` contains."""
+        return torch.finfo(self.dtype).eps if self.dtype.itemsize < 4 else 0.0
+
+    def exact(self, rope: RopeConfig, seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return cos, sin and the largest error of a right float32 table, all `[rows, pairs]` in float64."""
+        columns = columns_of(rope, seq_len)
+        axes = rope.axes if self.positions.ndim == 2 else None
+        cos, sin = make_tables(self.positions, columns, axes, dtype=torch.float64)
+        places = self.positions[..., None] if axes is None else self.positions[..., list(axes)]
+        angles = places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
+        return cos, sin, _FLOOR + _SLOPE * angles + self.eps
+
+    def differences(self, rope: RopeConfig, seq_len: int, factor: float) -> tuple[Tensor, Tensor, bool]:
+        """Return the differences from `rope` after division by `factor`, those that are allowed, and if sin is negated.
+
+        Some classes that rotate backwards have tables of the angle, and negate it in their rotation.
+        """
+        cos, sin, allowed = self.exact(rope, seq_len)
+        of_cos = (self.cos / factor - cos).abs()
+        found = [torch.maximum(of_cos, (self.sin / factor - sign * sin).abs()) for sign in (1, -1)]
+        negated = rotates_backwards(rope) and float(found[1].max()) < float(found[0].max())
+        return found[negated], allowed, negated
+
+
+def rotates_backwards(rope: RopeConfig) -> bool:
+    """Return whether every pair rotates by minus the angle, or not at all."""
+    return rope.inv_freq is not None and max(rope.inv_freq) <= 0
+
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return the module's own buffers, parameters and tensor attributes."""
@@ -62,12 +99,15 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in held.items() if isinstance(value, Tensor)}
 
 
-def is_rotary(module: nn.Module) -> bool:
-    """Return whether a module has frequencies or tables, or has a name of such modules."""
-    if any(True for _ in frequencies_of(module)) or tables_of(module):
-        return True
+def is_named_rotary(module: nn.Module) -> bool:
+    """Return whether a module's class has a name of rotary modules; layers with such a name have linear ones."""
     named = _CLASS.search(type(module).__name__) is not None
     return named and not any(isinstance(child, nn.Linear) for child in module.modules())
+
+
+def is_rotary(module: nn.Module) -> bool:
+    """Return whether a module has frequencies or tables, or has a name of such modules."""
+    return any(True for _ in frequencies_of(module)) or bool(tables_of(module)) or is_named_rotary(module)
 
 
 def frequencies_of(module: nn.Module) -> Iterator[tuple[str, str | None, Tensor]]:
@@ -141,7 +181,7 @@ def _some_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Arrangement, torch.dtype]:
     tables = [_flat(part) for part in parts]
     count = len(tables[0])
-    places = sorted({p for p in (*_NEAR, count // 3, count // 2, count - 1, *wanted) if 0 <= p < count})
+    places = sorted({p for p in (*NEAR, count // 3, count // 2, count - 1, *wanted) if 0 <= p < count})
     rows = [table[places].detach().cpu() for table in tables]
     dtype = rows[0].dtype
     cos, sin, order = _undoubled(*_cos_and_sin(rows, rope.pairs), rope)
@@ -209,13 +249,22 @@ def takes_positions(module: nn.Module) -> bool:
     return names[:2] == ["x", "position_ids"] and set(names[2:]) <= {"layer_type"}
 
 
-def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: Sequence[int]) -> Iterator[TableRows]:
-    """Yield the tables of one call for each supported layout of positions; the module does not change."""
-    positions = torch.tensor(places)
+def called_rows(
+    module: nn.Module,
+    label: str | None,
+    rope: RopeConfig,
+    places: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+) -> Iterator[TableRows]:
+    """Yield the tables of one call for each supported layout of positions; the module does not change.
+
+    `dtype`: of the hidden states.
+    """
+    positions = torch.tensor(places, device="cpu")
     if rope.num_axes > 1:  # different positions on each axis show which pair follows which
         positions = torch.stack([positions.roll(axis) for axis in range(rope.num_axes)], dim=-1)
     device = next((tensor.device for tensor in tensors_of(module).values()), torch.device("cpu"))
-    x = torch.zeros(1, len(places), 1, dtype=torch.float32, device=device)
+    x = torch.zeros(1, len(places), 1, dtype=dtype, device=device)
     options: dict[str, Any] = {} if label is None else {"layer_type": label}
     for layout in _LAYOUTS if rope.num_axes > 1 else (lambda p: p[None],):
         try:
@@ -232,21 +281,10 @@ def called_rows(module: nn.Module, label: str | None, rope: RopeConfig, places: 
         except Exception:  # each class fails in its own way when it gets positions of another layout
             continue
         held = [tensor.dtype for tensor in tensors_of(module).values() if tensor.ndim > 1 and _is_real(tensor)]
-        dtype = min([parts[0].dtype, *held], key=lambda dtype: dtype.itemsize)  # a table of 16 bits may be cast
-        arrangement, longest = Arrangement(order, sines_first), int(positions.max()) + 1
-        yield TableRows("cos and sin of its forward", positions, cos, sin, arrangement, dtype, seq_len=longest)
-
-
-def arrangement_of_class(module: nn.Module, label: str | None, rope: RopeConfig) -> Arrangement | None:
-    """Return the order of the tables of a new module of this class; None if it cannot be built or called."""
-    make: Any = type(module)
-    try:
-        fresh: nn.Module = make(getattr(module, "config", None))
-    except Exception:  # its class takes other arguments
-        return None
-    tables = list(called_rows(fresh, label, rope, (0, 1, 2)))
-    fitting = (rows for rows in tables if rows.cos.shape[-1] == rope.pairs)  # not of a wrong layout of positions
-    return next((rows.arrangement for rows in (*fitting, *tables)), None)
+        lowest = min([parts[0].dtype, *held], key=lambda dtype: dtype.itemsize)  # a table of 16 bits may be cast
+        arrangement = Arrangement("complex" if parts[0].is_complex() else order, sines_first)
+        longest = int(positions.max()) + 1
+        yield TableRows("cos and sin of its forward", positions, cos, sin, arrangement, lowest, seq_len=longest)
 
 
 @contextmanager
