@@ -22,7 +22,7 @@ mkdir -p "$(dirname "$place")"
     sglang) # its rotary code runs on a CPU, in vLLM's environment
       "$0" vllm
       for site in "$place"/lib/python3*/site-packages; do
-        echo "import site; site.addsitedir('${site/engines\/sglang/engines\/vllm}')" >"$site/zz_vllm.pth"
+        echo "import site, sys; site.addsitedir(f'{sys.prefix}/../vllm/${site#"$place/"}')" >"$site/zz_vllm.pth"
       done
       pip install --no-deps -r "$here/sglang.txt"
       ;;

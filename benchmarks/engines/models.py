@@ -66,7 +66,8 @@ def _yarn(**more: Any) -> Record:
     return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED, **more}
 
 
-def _longrope(pairs: int) -> Record:
+def longrope(pairs: int) -> Record:
+    """Return a LongRoPE block for a number of pairs."""
     lists = {f"{name}_factor": [1.0 + step * pair for pair in range(pairs)] for name, step in
              (("short", 0.02), ("long", 0.2))}  # fmt: skip
     return {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": TRAINED, **lists}
@@ -82,7 +83,9 @@ BLOCKS: dict[str, Record | None] = {
     "longrope, long": None, "longrope, short": None,
     "window": {}, "window, yarn": _yarn(),
 }  # fmt: skip
-"""Keys over those of the family's own block; None: `_longrope`, whose lists have an entry for each pair."""
+"""Keys over those of the family's own block; None: `longrope`, whose lists have an entry for each pair."""
+TABLES_ONLY: dict[str, Record] = {"proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.25}}
+"""Blocks of which only tables are compared (tables.py)."""
 METHODS = {"plain": "plain", "linear": "pi", "dynamic": "dynamic", "yarn": "yarn", "llama3": "llama3"}
 """The method of `extend apply` that writes a block."""
 UNSCALED = "queries unscaled"
@@ -124,10 +127,10 @@ class Models:
         if block.endswith(UNSCALED):
             block = block.removesuffix(f", {UNSCALED}")
             own["llama_4_scaling_beta"] = 0.0
-        wanted = BLOCKS[block]
+        wanted = {**BLOCKS, **TABLES_ONLY}[block]
         if wanted is None:
             rotated = next(rope for rope in ModelRopes.from_hf(config).rotating.values()).pairs
-            wanted = _longrope(rotated)
+            wanted = longrope(rotated)
             changes["original_max_position_embeddings"] = TRAINED
         if not wanted and own.get("rope_type", "default") != "default":
             wanted = {"rope_type": "default"}

@@ -6,13 +6,14 @@ import re
 from collections import defaultdict
 from typing import Any
 
-TITLES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "onnx": "ONNX Runtime GenAI", "vllm": "vLLM"}
+TITLES = {"mlx": "mlx-lm", "llama.cpp": "llama.cpp", "onnx": "ONNX Runtime GenAI", "vllm": "vLLM",
+          "sglang": "SGLang, from its rotary code, not from a running server"}  # fmt: skip
 PACKAGES = {"llama.cpp": "xllamacpp "}
 SPELLINGS = {"rope_parameters": "`rope_parameters` (transformers 5)", "rope_scaling": "`rope_theta`, `rope_scaling`",
              "extend apply": "`extend apply`"}  # fmt: skip
 BLOCKS = ("plain", "linear", "dynamic", "yarn", "yarn, attention_factor 1.3", "yarn, truncate false",
-          "yarn, betas 8 and 2", "yarn, mscale 0.7 and 0.5", "llama3", "longrope, long", "longrope, short", "window",
-          "window, yarn")  # fmt: skip
+          "yarn, betas 8 and 2", "yarn, mscale 0.7 and 0.5", "llama3", "longrope, long", "longrope, short",
+          "proportional", "M-RoPE sections, default", "M-RoPE sections, yarn", "window", "window, yarn")  # fmt: skip
 Cell = dict[str, Any]
 
 
@@ -53,11 +54,11 @@ def of_engine(name: str, about: Cell, cells: list[Cell]) -> str:
     judged = [cell for cell in shown if cell["outcome"] not in ("not loaded", "not expressed")]
     unknown = sum(cell["outcome"] == "unknown" for cell in judged)
     counts = {kind: sum(cell["outcome"] == kind for cell in judged) for kind in ("equal", "named", "other")}
+    kind = "configs" if name == "sglang" else "checkpoints"
     text = (
-        f"{PACKAGES.get(name, '')}{about['version']}, {about['date']}: {len(loaded)} families, {len(judged)} "
-        f"checkpoints; {counts['equal']} equal, {counts['named']} with a wrong rope that is named, {counts['other']} "
-        f"that differ for another reason, {unknown} unknown. {about['seconds'] / 60:.0f} minutes, with other work on "
-        f"the machine."
+        f"{PACKAGES.get(name, '')}{about['version']}, {about['date']}: {len(loaded)} families, {len(judged)} {kind}; "
+        f"{counts['equal']} equal, {counts['named']} with a wrong rope that is named, {counts['other']} that differ "
+        f"for another reason, {unknown} unknown. {about['seconds'] / 60:.0f} minutes, with other work on the machine."
     )
     if absent:
         text += f" Not loaded: {', '.join(sorted(absent))}."

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope
@@ -25,17 +24,11 @@ from tests.checkpoints.test_gguf_architectures import header
 from tests.cli.doctor_runs import run_command
 from tests.models.material import gguf_of
 from tests.rope.models import fixture
-from tests.serving.test_fixtures import READINGS, as_measured, overridden
 
+tables = pytest.importorskip("engines.recorded", reason="the source distribution has no benchmarks/")
 SIZES = {"vocab_size": 64, "intermediate_size": 64}
+SERVE = {"vllm": "vllm serve", "sglang": "sglang serve --model-path", "mlx": "mlx_lm.server --model"}
 START = {"vllm": "vllm serve {} --hf-overrides", "sglang": "sglang serve --model-path {} --json-model-override-args"}
-THETAS = {("vllm", "qwen2"): 1e6, ("vllm", "qwen3"): 1e6}  # set_default_rope_theta; get_rope has 10,000
-FLAT = ("llama_2_7b", "qwen2_0_5b", "qwen3_8b", "mistral_7b_v0_3", "stablelm_3b", "llama_3_1_8b")
-NESTED = ("qwen3_5_9b", "qwen3_vl_4b", "ministral_3_3b")
-
-
-def yarn(trained: int, **more: Any) -> dict[str, Any]:
-    return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": trained, **more}
 
 
 def written(folder: Path, name: str) -> Path:
@@ -52,63 +45,46 @@ def codes(found: Any) -> set[str]:
     return {one.code for one in found.findings if one.severity != "note"}
 
 
-def sglang_over(config: Any, keys: dict[str, Any]) -> Any:
-    """A config after SGLang 0.5.23's utils/hf_transformers/config.py, lines 404 to 424."""
-    for key, value in keys.items():
-        own = getattr(config, key, None)
-        if isinstance(value, dict) and isinstance(own, transformers.PreTrainedConfig):
-            own.update(value)
-        elif key in ("rope_scaling", "rope_parameters") and isinstance(value, dict) and isinstance(own, dict):
-            setattr(config, key, {**own, **value})
-        else:
-            setattr(config, key, value)
-    return config
-
-
-OVER = {"vllm": overridden, "sglang": sglang_over}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("engine", OVER)
-@pytest.mark.parametrize("name", [*FLAT, *NESTED])
+@pytest.mark.parametrize("engine", START)
+@pytest.mark.parametrize("name", [*tables.FLAT, *tables.NESTED])
 @pytest.mark.parametrize("complete", [True, False])
 def test_the_ropes_are_those_that_the_engine_computes(engine: str, name: str, complete: bool, tmp_path: Path) -> None:
-    """After its own merging of transformers' config, with its own defaults for the keys that a block drops."""
-    folder, source = written(tmp_path, name), Served.of(fixture(name), None)
-    config = transformers.AutoConfig.from_pretrained(folder)
-    own = {
-        key: value
-        for key, value in config.get_text_config().rope_parameters.items()
-        if key.startswith(("rope_th", "mr", "par"))
-    }
-    block = yarn(source.trained, **(own if complete else {}))
-    over = {"rope_parameters": block, "max_position_embeddings": 4 * source.trained}
-    over = {"text_config": over} if name in NESTED else over
-    found = started(command(engine, folder, over))
-    text = OVER[engine](config, json.loads(json.dumps(over))).get_text_config()
-    kind = str(text.model_type)
-    text.rope_parameters.setdefault("rope_theta", THETAS.get((engine, kind), 1e4))
-    if engine == "sglang" and "partial_rotary_factor" in own:  # its config classes keep it outside of the block
-        text.rope_parameters["partial_rotary_factor"] = own["partial_rotary_factor"]
-    for label, rope in found.model.ropes.rotating.items():
-        reading = READINGS[engine](text, label, rope.head_dim)
-        if (engine, kind) != ("sglang", "stablelm"):  # its class takes theta only, and `applied` says so
-            assert as_measured(reading, rope, 4 * source.trained), (label, reading, rope)
-    assert ("lost-key" in codes(found)) == (not complete and (engine == "vllm") == (name in FLAT))
-    assert ("not-applied" in codes(found)) == ((engine, kind) == ("sglang", "stablelm"))
-    assert found.length == 4 * source.trained
+    """As recorded, after its own merging, with its own defaults for the keys that a block drops."""
+    case = tables.commanded(engine, name, complete)
+    (tmp_path / "config.json").write_text(json.dumps(case.config))
+    found, measured = started(command(engine, tmp_path, case.over)), tables.recorded(case)
+    assert found.length == measured.length
+    assert ("stops" in codes(found)) == bool(measured.error)
+    if not measured.error:
+        not_applied = (engine, name) in (("sglang", "stablelm_3b"), ("sglang", "qwen3_vl_4b"))  # `applied` says so
+        assert measured.has(found.model.ropes, int(found.length or 0)) == (not not_applied)
+        assert ("lost-key" in codes(found)) == (not complete and (engine == "vllm") == (name in tables.FLAT))
+        assert ("not-applied" in codes(found)) == not_applied
+
+
+@pytest.mark.parametrize(("engine", "family"), tables.OF_BLOCKS)
+@pytest.mark.parametrize("block", tables.BLOCK_NAMES)
+@pytest.mark.parametrize("former", [False, True])
+def test_the_ropes_of_a_folder_are_those_that_the_engine_computes(
+    engine: str, family: str, block: str, former: bool, tmp_path: Path
+) -> None:
+    """As recorded, in both spellings; or a finding names the block as not applied."""
+    case = tables.of_block(engine, family, block, former)
+    (tmp_path / "config.json").write_text(json.dumps(case.config))
+    found, measured = started(f"{SERVE[engine]} {tmp_path}"), tables.recorded(case)
+    named = "longrope" not in block and bool(codes(found) & {"engine", "not-applied"})  # by batch: not of the numbers
+    assert measured.has(found.model.ropes, 128 if block == "dynamic" else 400) != named
 
 
 @pytest.mark.parametrize("engine", START)
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("name", tables.NESTED)
 def test_a_block_beside_the_text_config_has_no_effect(engine: str, name: str, tmp_path: Path) -> None:
     """vllm-project/recipes#856 and sgl-project/sglang#27974; what is printed as right has the effect."""
     folder, trained = written(tmp_path, name), Served.of(fixture(name), None).trained
     longer = "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 " if engine == "vllm" else "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 "
     option = {"vllm": "--max-model-len", "sglang": "--context-length"}[engine]
-    found = started(
-        longer + command(engine, folder, {"rope_parameters": yarn(trained)}, f"{option}={2 * trained}", "--port 1")
-    )
+    over = {"rope_parameters": tables.yarn(trained)}
+    found = started(longer + command(engine, folder, over, f"{option}={2 * trained}", "--port 1"))
     assert found.model.ropes == found.before.ropes
     assert {"no-effect", "beyond-trained", "length"} <= codes(found)
     assert (found.length, found.command.unread) == (2 * trained, ("--port",))
@@ -167,7 +143,7 @@ LLAMA2 = fixture("llama_2_7b")  # 4,096 tokens, theta 10,000
         ("--max-model-len 8k", {"length"}, None),  # vLLM's k is 1,000
         ("--hf-overrides.rope_parameters.rope_type yarn --hf-overrides.rope_parameters.factor 4",
          {"lost-key", "stops"}, None),  # theta and the original length
-        (f"--hf-overrides '{json.dumps({'rope_scaling': yarn(4096)})}'", {"stops"}, None),
+        (f"--hf-overrides '{json.dumps({'rope_scaling': tables.yarn(4096)})}'", {"stops"}, None),
         ("""--hf-overrides '{"rope_theta": 5e6}'""", {"no-effect"}, 4096),
         ("""--hf-overrides '{"text_config": {"rope_theta": 5e6}}'""", {"no-effect"}, 4096),
         ("""--hf_overrides='{"rope_scaling": {"type": "linear", "factor": 2, "rope_theta": 10000}}'""", set(), 8192),
@@ -177,7 +153,7 @@ LLAMA2 = fixture("llama_2_7b")  # 4,096 tokens, theta 10,000
         ("""--hf-overrides '{"max_position_embeddings": null}'""", set(), 2048),  # the default of both engines
         ("--hf-overrides.rope_parameters.factor 4k", {"lost-key"}, 4096),  # text, as vLLM takes what is no JSON
         ("--max-model-len 1k 2>&1 | tee log", set(), 1000),
-        (f"--hf-overrides '{json.dumps({'rope_parameters': yarn(2048, rope_theta=1e4), **LONGER})}'",
+        (f"--hf-overrides '{json.dumps({'rope_parameters': tables.yarn(2048, rope_theta=1e4), **LONGER})}'",
          {"beyond-scaling", "original-length"}, 16384),
     ],
 )  # fmt: skip
@@ -197,7 +173,7 @@ def test_settings_of_vllm(options: str, expected: set[str], length: int | None, 
         ({"max_position_embeddings": 100, "max_seq_len": 50}, (50, 50)),
         ({"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, (200, 200)),
         ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, (100, 200)),
-        ({"max_position_embeddings": 100, "rope_parameters": yarn(50)}, (100, 100)),
+        ({"max_position_embeddings": 100, "rope_parameters": tables.yarn(50)}, (100, 100)),
         ({"model_type": "gemma3_text", "max_position_embeddings": 8,
           "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, (8, 64)),
         (fixture("phi_3_5_mini"), (4096, 131072)),  # LongRoPE
@@ -291,7 +267,7 @@ def test_flags_do_not_reach_layers_with_a_window(tmp_path: Path) -> None:
 def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:
     """The block that transformers 5 writes has no effect, theta neither; older keys have (mlx-lm 0.32.2)."""
     config = {key: value for key, value in LLAMA2.items() if not key.startswith("rope")}
-    block = yarn(4096, rope_theta=5e5, attention_factor=1.0)
+    block = tables.yarn(4096, rope_theta=5e5, attention_factor=1.0)
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": block}))
     found = started(f"mlx_lm.server --model {tmp_path} --max-model-len 8192")
     rope = main_rope(found.model.ropes.ropes)

@@ -24,10 +24,7 @@ CONVERTER = "llama.cpp's converter"
 READERS_OF_CONFIGS = {"vllm": "vLLM", "sglang": "SGLang", CONVERTER: CONVERTER}
 """The engines, with their titles, that a model card describes next to transformers."""
 MULTIPLIES_LENGTH = ("linear", "dynamic")
-"""The rules for which vLLM and SGLang multiply `max_position_embeddings`, the trained length there, by the factor.
-
-Source: vLLM's `_get_and_verify_max_len`, SGLang's `get_context_length`.
-"""
+"""The rules for which vLLM and SGLang multiply `max_position_embeddings`, the trained length there, by the factor."""
 NOT_MULTIPLIED = "gemma3"
 """A part of the names of model types for which vLLM does not multiply the length (same function)."""
 READ = {
@@ -257,6 +254,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "its config class of OLMo 3 takes one flat rope_theta and rope_scaling, not a block for each layer type",
         "0.5.23's configs/olmo3.py (`Olmo3Config`), models/olmo2.py, lines 104 to 143",
         model_types=("olmo3",), when=lambda case: not case.flat or flat_block(case.block) is None),
+    Deviation("lost", ("sglang",),
+        "its config class of Qwen3-Next checks a scaling before it has the length, so the server stops",
+        "run: 0.5.23's configs/qwen3_next.py, line 221",
+        rules=_SCALED, model_types=("qwen3_next",)),
+    Deviation("lost", ("sglang",),
+        "its Qwen3-VL class takes the rope that was loaded, not that of a JSON below `text_config`",
+        "run: 0.5.23's models/qwen3_vl.py and utils/hf_transformers/common.py (`_patch_text_config`)",
+        model_types=("qwen3_vl_text",), when=lambda case: case.override),
     Deviation("lost", ("vllm", "sglang"),
         "under M-RoPE it applies theta and yarn, and for other rules a rope of one axis",
         "vLLM 0.33.0's rotary_embedding/__init__.py (`get_rope`), SGLang 0.5.23's rotary_embedding/factory.py",
@@ -353,8 +358,8 @@ DEVIATIONS: tuple[Deviation, ...] = (
         when=lambda case: any(one.get("llama_4_scaling_beta", 0.1) for one in case.blocks)),  # the class's own: 0.1
     Deviation("differs", ("vllm",),
         "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are ignored: 0.1 ln(factor) + 1 applies.",
-        "vllm-project/vllm#48351, #48621, #56446; 0.33.0's yarn_scaling_rope.py",
-        versions="before 0.33.0", before="0.33.0", rules=("yarn",),
+        "vllm-project/vllm#48351, #48621, #56446",
+        versions="before 0.32.0, which was run", before="0.32.0", rules=("yarn",),
         when=lambda case: case.own_attention and not case.is_type(*_DEEPSEEK, "deepseek_v4")),  # V4's class forces 1
     Deviation("differs", ("vllm",),
         "YaRN is applied to layers of compression ratio 0, too, which the model was trained without.",

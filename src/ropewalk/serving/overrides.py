@@ -157,8 +157,8 @@ def _settle(engine: str, text: dict[str, Any], before: Any, *, renamed: bool) ->
     if engine == "sglang" or model_type.startswith("glm4"):  # the configs of one, these classes of the other keep it
         lost.pop("partial_rotary_factor", None)
     for key, value in lost.items():
-        stops = key == "rope_theta" and engine == "vllm" and renamed
-        effect = "under this name transformers 5 puts None in its place, and the engine does not start"
+        stops = key == "rope_theta" and (renamed if engine == "vllm" else model_type == "ministral3")
+        effect = "the engine's class finds None in its place, or nothing, and the engine does not start"
         told = (
             f"The block replaces the config's and drops `{key}`: {effect if stops else _LOST[key].format(theta=theta)}."
         )

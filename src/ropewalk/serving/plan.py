@@ -177,14 +177,9 @@ def _for_folders(bare: ServingPlan) -> ServingPlan | Refused:
 
 
 def _would_survive(bare: ServingPlan) -> bool:
-    """Return whether an engine that merges an override into the config's block would keep other keys of it.
-
-    vLLM merges below the top level (0.33.0's config/model.py, `_update_nested`), SGLang always (0.5.23's
-    utils/hf_transformers/config.py, `get_config`), where Qwen3-Next's class also takes theta from outside of the block
-    (models/qwen3_next.py, line 640).
-    """
+    """Return whether an engine that merges an override into the config's block would keep other keys of it."""
     source = bare.source
-    if bare.engine == "sglang":
+    if bare.engine == "sglang":  # Qwen3-Next's class also takes theta from outside of the block
         return bool(source.parts) or source.rope.scaling is not None or source.model_type == "qwen3_next"
     return bare.engine == "vllm" and bool(source.parts) and not _covers(bare.block, source.block)
 
