@@ -117,7 +117,7 @@ def test_classes_of_an_engine_that_replace_the_rule(engine: str, model_type: str
 
 
 def test_an_answer_has_a_state_and_a_source_and_depends_on_the_version() -> None:
-    """vLLM 0.32.0 applies an attention factor of its own, as was measured; one of 0.1 ln(factor) + 1 concerns nobody."""
+    """vLLM 0.32.0 applies an attention factor of its own, as was measured; 0.1 ln(factor) + 1 concerns nobody."""
     own = Case(block={"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.0}, model_type="llama")
     usual = Case(block={"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.1 * math.log(4) + 1})
     for version, state in ((None, "applied"), ("0.33.0", "applied"), ("0.32.0", "applied"), ("0.9", "differs")):
