@@ -265,6 +265,17 @@ def test_three_methods_are_compared(
     assert bool(run.notes) == (minutes is not None)
 
 
+@pytest.mark.parametrize(("seconds", "fast", "noted"), [(60, True, True), (60, False, False), (1, True, False)])
+def test_a_slow_run_names_a_faster_dtype(
+    seconds: int, fast: bool, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float32 is the default, so that every machine gives the same numbers."""
+    monkeypatch.setattr(prepare_module, "try_out", lambda *_, **__: Pace(seconds / 512, 0))
+    monkeypatch.setattr(prepare_module, "fast_bfloat16", lambda _: fast)
+    run = prepare("tiny", DoctorSettings(text=TEXT, target=512, methods="dca", state=tmp_path), False)
+    assert any("--dtype auto" in note for note in run.notes) == noted
+
+
 def test_the_best_of_many_is_measured_once_more(tmp_path: Path) -> None:
     """In the next window, which the choice does not know: of four methods or more, and only for the chosen one."""
     settings = DoctorSettings(text=TEXT, target=1024, methods="dca,rerope,self-extend,lampe", windows=4,

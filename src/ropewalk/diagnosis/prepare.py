@@ -40,7 +40,7 @@ from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
-from ropewalk.precision import chosen_dtype
+from ropewalk.precision import chosen_dtype, fast_bfloat16
 from ropewalk.progress import Progress, shown
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.plan import ServingPlan, serving_plan
@@ -53,6 +53,7 @@ JOB_FORMAT = 9  # of a result and of how it is measured: a change of either take
 BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
 COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs,
 MOST_COMPARED = 3  # at most so many of them
+SLOW = 120.0  # seconds of a first answer, from which on a faster dtype is named
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
 ASKED, CLEAR = 32, 0.7  # facts of a kind; with such a share of half of them found, no other kind is tried
@@ -217,6 +218,9 @@ def prepare(
         raise _too_long(model, settings, kept, minutes, needed + clock() - began, asked.layout.target)
     short = _short_text(chosen, opened.texts)
     notes += [short] if short else []
+    if reader.dtype == torch.float32 and isinstance(model, str | Path) and needed_by(chosen) > SLOW:
+        if fast_bfloat16(settings.device):
+            notes.append("This machine multiplies bfloat16 faster than float32: --dtype auto takes less time.")
     design = chosen.plan.design
     digest = reader.digest()
     ids = [one.ids.tobytes() for one in chosen.filled]
