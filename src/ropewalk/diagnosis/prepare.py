@@ -218,9 +218,9 @@ def prepare(
         raise _too_long(model, settings, kept, minutes, needed + clock() - began, asked.layout.target)
     short = _short_text(chosen, opened.texts)
     notes += [short] if short else []
-    if reader.dtype == torch.float32 and isinstance(model, str | Path) and needed_by(chosen) > SLOW:
-        if fast_bfloat16(settings.device):
-            notes.append("This machine multiplies bfloat16 faster than float32: --dtype auto takes less time.")
+    slow = reader.dtype == torch.float32 and needed_by(chosen) > SLOW
+    if slow and isinstance(model, str | Path) and fast_bfloat16(settings.device):
+        notes.append("This machine multiplies bfloat16 faster than float32: --dtype auto takes less time.")
     design = chosen.plan.design
     digest = reader.digest()
     ids = [one.ids.tobytes() for one in chosen.filled]
