@@ -100,7 +100,7 @@ class LookBack:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class MethodRow:
     """A row of the table of methods: the method, and its cells by the head of the column; the first has the names."""
 
     method: str
@@ -247,7 +247,7 @@ class Diagnosis(Measurement):
             return f"not in {engine}"
         return fault(self.evidence, method)[0] or {"extend": "finds less", "keep": "not needed"}.get(verdict.action, "")
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MethodRow]:
         """Return the rows of the table of methods, in the order of `ranked`."""
         rows = []
         for one in self.ranked:
@@ -256,7 +256,7 @@ class Diagnosis(Measurement):
             values = [self.labels[one.method], self.result(one.method), _of(one.beyond), _of(one.near), loss, cost]
             cells = dict(zip(HEADS, [*values, _runs_in(self.methods[one.method].engines)], strict=True))
             within = () if self.target > self.trained_length else BEYOND
-            rows.append(Row(one.method, {head: cell for head, cell in cells.items() if head not in within}))
+            rows.append(MethodRow(one.method, {head: cell for head, cell in cells.items() if head not in within}))
         return rows
 
     def terms(self) -> str:
