@@ -2,19 +2,18 @@
 
     python scripts/figures.py [--out FOLDER] [NAME ...]
 
-Each figure of the lesson is written into docs/figures, or into FOLDER, as NAME.png and as an SVG for each page,
-NAME-wide-light.svg to NAME-narrow-dark.svg: `NAME(**numbers)` draws what `NAME_numbers` of figure_numbers.py
+Each figure of the lesson is written into docs/figures, or into FOLDER, as an SVG for each page, NAME-wide-light.svg to
+NAME-narrow-dark.svg: `NAME(**numbers)` draws what `NAME_numbers` of figure_numbers.py
 returns. `comparison` is drawn from benchmarks/results/compare.jsonl.
 
 `front` is the figure of the README and of the site's first page, from the record of the league: how many facts does a
 model find, by how far back they were told? It is written into docs/assets/front-*.svg, without a background and with
-text as outlines, and into benchmarks/results/league.png, with one. The description of each SVG contains every number.
+text as outlines. The description of each SVG contains every number.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import re
 import sys
@@ -31,7 +30,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from PIL import Image
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
@@ -492,7 +490,6 @@ def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "")
 LEAGUE = ROOT / "benchmarks" / "results" / "league.json"
 ASSETS = ROOT / "docs" / "assets"
 TARGET = 16_384  # tokens of the league's windows
-SIZES = {"wide": WIDE, "narrow": NARROW}
 NAMES = {
     "lampe": ("LaMPE", "Python only"),
     "dca": ("DCA", "Python only"),
@@ -527,45 +524,32 @@ def description(rows: Sequence[StripRow], title: str) -> str:
     )
 
 
-def front(rows: Sequence[StripRow], title: str, size: str, kind: str = "svg") -> bytes:
-    """Return the first figure in the colours of a light page."""
-    figure = draw_strip(rows, TARGET, title, SIZES[size])
-    if kind == "svg":
-        figure.patch.set_alpha(0)
-        for axes in figure.axes:
-            axes.patch.set_alpha(0)
-    return render(figure, kind, **{"svg.fonttype": "path"})
-
-
 def write_front() -> None:
-    """Write the first figure for wide and narrow, light and dark pages, and with a background."""
+    """Write the first figure for wide and narrow, light and dark pages."""
     rows, title = league_rows()
-    LEAGUE.with_suffix(".png").write_bytes(front(rows, title, "wide", "png"))
-    text = f"<title>Facts that SmolLM2-135M finds, by distance</title>\n <desc>{description(rows, title)}</desc>"
-    night = {f"#{day}": color for day, color in re.findall(r"--c-(\w{6}): (#\w{6});", night_colors())}
-    for size in SIZES:
-        svg = front(rows, title, size).decode()
-        light = re.sub(r" <metadata>.*?</metadata>", f" {text}", svg, count=1, flags=re.DOTALL)
-        light = light.replace("fill: #ffffff", "fill: none")
-        dark = re.sub(r"#[0-9a-f]{6}\b", lambda found: night.get(found[0], found[0]), light)
-        for name, content in (("light", light), ("dark", dark)):
-            (ASSETS / f"front-{size}-{name}.svg").write_text(content, encoding="utf-8")
+    head = f" <title>Facts that SmolLM2-135M finds, by distance</title>\n <desc>{description(rows, title)}</desc>\n"
+    for size, inches in (("wide", WIDE), ("narrow", NARROW)):
+        for scheme, svg in schemes(draw_strip(rows, TARGET, title, inches), head).items():
+            write_whole(ASSETS / f"front-{size}-{scheme}.svg", svg.replace("fill: #ffffff", "fill: none"))
 
 
-def versions(draw: Callable[[], Figure]) -> dict[str, bytes]:
-    """Return an SVG for each page, by its ending: wide and narrow, light and dark, without a ground of its own."""
+def schemes(figure: Figure, head: str = "") -> dict[str, str]:
+    """Return an SVG of the figure for light and one for dark pages, without a ground of its own."""
     night = {f"#{day}": color for day, color in re.findall(r"--c-(\w{6}): (#\w{6});", night_colors())}
+    figure.set_facecolor("none")
+    for axes in figure.get_axes():
+        axes.set_facecolor("none")
+    svg = render(figure, "svg", **{"svg.fonttype": "path", "savefig.facecolor": "auto"}).decode()
+    light = re.sub(r" <metadata>.*?</metadata>\n?", lambda _: head, svg, count=1, flags=re.DOTALL)
+    return {"light": light, "dark": re.sub(r"#[0-9a-f]{6}\b", lambda of: night.get(of[0], of[0]), light)}
+
+
+def versions(draw: Callable[[], Figure]) -> dict[str, str]:
+    """Return an SVG for each page, by its ending: wide and narrow, light and dark."""
     found = {}
     for size, page in (("wide", nullcontext), ("narrow", narrow_page)):
         with page():
-            figure = draw()
-            figure.set_facecolor("none")
-            for axes in figure.get_axes():
-                axes.set_facecolor("none")
-            svg = render(figure, "svg", **{"svg.fonttype": "path", "savefig.facecolor": "auto"}).decode()
-        svg = re.sub(r" <metadata>.*?</metadata>\n?", "", svg, count=1, flags=re.DOTALL)
-        found[f"{size}-light"] = svg.encode()
-        found[f"{size}-dark"] = re.sub(r"#[0-9a-f]{6}\b", lambda of: night.get(of[0], of[0]), svg).encode()
+            found |= {f"{size}-{scheme}": svg for scheme, svg in schemes(draw()).items()}
     return found
 
 
@@ -600,9 +584,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name == "front":
             write_front()
             continue
-        image = Image.open(io.BytesIO(render(FIGURES[name](), "png"))).convert("RGB").quantize(128)
-        options.out.mkdir(parents=True, exist_ok=True)
-        image.save(options.out / f"{name}.png", optimize=True)
         for ending, content in versions(FIGURES[name]).items():
             write_whole(options.out / f"{name}-{ending}.svg", content)
         print(options.out / name)

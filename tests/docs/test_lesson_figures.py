@@ -216,7 +216,7 @@ def test_losses_by_length_and_scaling(tmp_path: Path) -> None:
 def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All versions; docs/figures has those of every figure, and the stills of the explorer's pictures on pages."""
     assert figures.main(["layer", "--out", str(tmp_path / "new")]) == 0
-    endings = [".png", *(f"-{size}-{scheme}.svg" for size in ("wide", "narrow") for scheme in ("light", "dark"))]
+    endings = [f"-{size}-{scheme}.svg" for size in ("wide", "narrow") for scheme in ("light", "dark")]
     assert {path.name for path in (tmp_path / "new").iterdir()} == {f"layer{ending}" for ending in endings}
     assert capsys.readouterr().out.split() == [str(tmp_path / "new" / "layer")]
     light, dark = ((tmp_path / "new" / f"layer-narrow-{scheme}.svg").read_text() for scheme in ("light", "dark"))
