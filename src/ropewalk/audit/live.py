@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ropewalk.rope.config import RopeConfig
 
-_CLASS = re.compile("Rotary|RoPE|Rope")
+_CLASS = re.compile("(?<!Apply)(?:Rotary|RoPE|Rope)")  # a function of vLLM, ApplyRotaryEmb, has no rope
 _FREQUENCIES = re.compile(r"^(?:(?P<label>\w+?)_)?inv_freq$")
 _NOT_LIVE = ("original", "long", "short")  # copies that the forward may put into `inv_freq`
 _PAIRS = (("cos_cached", "sin_cached"), ("_cos_cached", "_sin_cached"), ("cos_cache", "sin_cache"),
