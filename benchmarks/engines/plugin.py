@@ -62,9 +62,9 @@ def answers(requests: list[Request], place: Path, mode: str = "log") -> Iterator
     """Yield each request with its answer; what fails as a later model of a process is tried in a new one."""
     environment = {**with_plugin(place / "plug-in"), "ROPEWALK_VLLM_CHECK": mode}
     while requests:
-        with subprocess.Popen(
+        with (place / "log").open("w") as log, subprocess.Popen(
             [PYTHON, Path(__file__).with_name("in_vllm.py")], env=environment, cwd=place, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(place / "log").open("w"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         ) as process:  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
