@@ -79,13 +79,14 @@ gpu:
 # tables of docs/engines.md. ENGINES chooses: mlx,llama.cpp,onnx,vllm,sglang. Each has an environment in build/engines with
 # the versions of benchmarks/engines/NAME.txt; what cannot be installed is skipped. To resume, run it again. SMALL=1 compares
 # few families with the record instead. From vllm, sglang and mlx, tables.py also records the ropes of configs that tests
-# read (benchmarks/results/engine-tables.json): sglang has no other part.
+# read (benchmarks/results/engine-tables.json): sglang has no other part. With vllm, the plug-in runs in it (vllm-plugin.json).
 ENGINES ?= mlx,llama.cpp,onnx,vllm,sglang
 comma := ,
 engines: $(READY)
 	for name in $(subst $(comma), ,$(ENGINES)); do benchmarks/engines/install.sh $$name || test $$? = 3 || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/matrix.py --engines $(ENGINES) $(if $(SMALL),--small)
 	$(if $(SMALL),,OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/tables.py --engines $(ENGINES))
+	$(if $(SMALL),,$(if $(findstring vllm,$(ENGINES)),OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/plugin.py))
 	$(if $(SMALL),,$(BIN)/python scripts/docs_records.py)
 
 # Write the conformance vectors anew: those of every config that vectors/ has.

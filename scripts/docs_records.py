@@ -432,6 +432,23 @@ def engines() -> str:
     return drawn
 
 
+def vllm_plugin() -> str:
+    """Return what the plug-in says about models in the real vLLM, and how often it finds the fault, by block."""
+    record, rows = document("vllm-plugin.json"), []
+    for block in runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))["BLOCKS"]:
+        models = {name.partition(":")[0]: of for name, of in record["models"].items() if name.endswith(f": {block}")}
+        others: dict[str, list[str]] = {}
+        for family, of in models.items():
+            if "agree with the config" not in (text := of["right"][0][1]):
+                others.setdefault(text.split(": ", 2)[2], []).append(family)
+        found = sum(of["fault"][0][0] == "error" and of["fault"] != of["right"] for of in models.values())
+        agree = len(models) - sum(map(len, others.values()))
+        said = "; ".join(f"{text} ({', '.join(families)})" for text, families in others.items())
+        rows += [[block, f"{agree} of {len(models)}", said, f"{found} of {len(models)}"]] if models else []
+    text = f"vLLM {record['version']}, {record['date']}: {len(record['models'])} models, one line for each."
+    return f"{table(['block', 'agree with the config', 'other lines', 'fault: found'], rows)}\n\n{text}"
+
+
 # -- methods and engines --------------------------------------------------------------------------------------------
 
 TITLES = {
@@ -541,7 +558,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
     "encodings": encodings, "classification": classification,
-    "models": models, "verify": verify, "verify-servers": verify_servers,
+    "models": models, "verify": verify, "verify-servers": verify_servers, "vllm-plugin": vllm_plugin,
     "methods": methods, "status": status, "gpu": gpu, "engines": engines,
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -48,3 +49,16 @@ def test_reproductions_name_the_line() -> None:
         text = file.read_text()
         assert ".py:" in text.split('"""')[1], file.name
         assert "ropewalk" not in text, file.name
+
+
+def test_the_plug_in_in_vllm() -> None:
+    """It says one line about each model that vLLM loads, finds every fault, and calls no layer wrong that is right."""
+    loaded = [cell for cell in CELLS if cell["engine"] == "vllm" and cell["outcome"] != "not loaded"]
+    models = json.loads(matrix.RECORD.with_name("vllm-plugin.json").read_text())["models"]
+    assert {f"{cell['family']}: {cell['block']}" for cell in loaded} == models.keys()
+    assert all(len(lines) == 1 for of in models.values() for lines in of.values())
+    assert all(of["fault"][0][0] == "error" and of["fault"] != of["right"] for of in models.values())
+    for cell in loaded:
+        ((level, text),) = models[f"{cell['family']}: {cell['block']}"]["right"]
+        tables = cell["outcome"] == "named" and not cell["name"].startswith(("the long factors", "queries not scaled"))
+        assert level == ("error" if tables else "info"), text

@@ -223,6 +223,8 @@ def test_a_fact_needs_the_block_that_was_trained_with() -> None:
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": block}).trained is not None
     medium = {**block, "factor": 64.0, "original_max_position_embeddings": 4096}  # Mistral Medium 3.5
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": medium}).trained is None
+    scaled = {key: value for key, value in block.items() if key != "factor"} | {"llama_4_scaling_beta": 0.1}
+    assert rw.RopeConfig.from_hf({**base, "rope_parameters": {**scaled, "rope_type": "default"}}).scaling is None
 
 
 NAMED = {"mllama_text_model": "llama", "cohere": "command"}  # families whose series has another name

@@ -21,7 +21,7 @@ from ropewalk.rope.tables import make_tables
 
 NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
 _FLOOR, _SLOPE = 4e-6, 8e-6  # errors of a float32 table: constant, and for each radian of the angle
-_CLASS = re.compile("Rotary|RoPE|Rope")
+_CLASS = re.compile("(?<!Apply)(?:Rotary|RoPE|Rope)")  # a function of vLLM, ApplyRotaryEmb, has no rope
 _FREQUENCIES = re.compile(r"^(?:(?P<label>\w+?)_)?inv_freq$")
 _NOT_LIVE = ("original", "long", "short")  # copies that the forward may put into `inv_freq`
 _PAIRS = (("cos_cached", "sin_cached"), ("_cos_cached", "_sin_cached"), ("cos_cache", "sin_cache"),

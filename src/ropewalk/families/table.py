@@ -101,7 +101,7 @@ def _llama3(factor: float, theta: float, length: int = 8192, low: float = 1.0, h
 GPT_OSS = _yarn(32.0, 4096, truncate=False)
 _MSCALES = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 MINISTRAL: dict[str, Any] = {
-    "block_keys": ("llama_4_scaling_beta", "max_position_embeddings"),
+    "block_keys": ("llama_4_scaling_beta", "max_position_embeddings", "original_max_position_embeddings"),
     "query_scale": (("llama_4_scaling_beta", 0.0), ("original_max_position_embeddings", 0.0)),
 }
 add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)

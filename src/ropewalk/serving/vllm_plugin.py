@@ -1,43 +1,36 @@
-"""A plug-in for vLLM (`vllm.general_plugins`) that checks each rotary layer when vLLM builds the model."""
+"""A plug-in for vLLM (`vllm.general_plugins`) that checks the rotary layers of each model when vLLM builds it."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
-from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from ropewalk.audit import Finding, check
 from ropewalk.errors import RopeError
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.model_ropes import ModelRopes
 
 VARIABLE = "ROPEWALK_VLLM_CHECK"
 """The environment variable: "log" (the default), "refuse" or "off"."""
-LAYERS = "vllm.model_executor.layers.rotary_embedding"
+BUILDS = "vllm.model_executor.model_loader.utils"
+"""The module of `initialize_model`, which every loader of vLLM calls."""
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "note": logging.INFO}
-_SAME_RULE = {"mrope": "default", "deepseek_yarn": "yarn", "su": "longrope"}  # vLLM's names of Hugging Face's rules
 logger = logging.getLogger("vllm.ropewalk")  # below vLLM's logger, which has the handlers
 
 
 def register() -> None:
-    """Wrap vLLM's `get_rope` to compare each new rotary layer with float64.
+    """Wrap vLLM's `initialize_model` to compare the rotary layers of each model with its config, in float64.
 
-    vLLM calls this function at start-up, in each of its processes. A layer is compared with the arguments of its
-    construction and with the model's config. Findings go to the logger "vllm.ropewalk". With
-    `ROPEWALK_VLLM_CHECK=refuse`, an error stops vLLM; with `off`, nothing is checked. Any other failure of the check is
-    logged and does not stop vLLM.
+    vLLM calls this function at start-up, in each of its processes. The logger "vllm.ropewalk" gets one line for each
+    model. With `ROPEWALK_VLLM_CHECK=refuse`, an error stops vLLM; with `off`, nothing is checked. Any other failure of
+    the check is logged and does not stop vLLM.
     """
     mode = os.environ.get(VARIABLE, "log")
     if mode == "off":
@@ -45,21 +38,21 @@ def register() -> None:
     if mode not in ("log", "refuse"):
         logger.warning("ropewalk: %s=%s is unknown; use log, refuse or off.", VARIABLE, mode)
     refuse = mode == "refuse"
-    if LAYERS in sys.modules:
-        _install(sys.modules[LAYERS], refuse)
+    if BUILDS in sys.modules:
+        _install(sys.modules[BUILDS], refuse)
     elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watcher(refuse))
 
 
 class _Watcher(MetaPathFinder):
-    """Wrap `get_rope` when vLLM imports its rotary layers; importing them in the plug-in could initialise a device."""
+    """Wrap `initialize_model` when vLLM imports its module; the plug-in's own import could initialise a device."""
 
     def __init__(self, refuse: bool) -> None:
         self.refuse = refuse
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """Return the module's own spec, with a loader that wraps the function after the import."""
-        if fullname != LAYERS:
+        if fullname != BUILDS:
             return None
         sys.meta_path.remove(self)
         spec: Any = find_spec(fullname)
@@ -76,119 +69,72 @@ class _Watcher(MetaPathFinder):
         return spec
 
 
-def _install(package: ModuleType, refuse: bool) -> None:
-    """Replace vLLM's `get_rope` by the checked one, also in model files that have imported it."""
+def _install(module: ModuleType, refuse: bool) -> None:
+    """Replace vLLM's `initialize_model` by the checked one, also in modules that have imported it."""
     try:
-        original = vars(package)["get_rope"]
+        original = vars(module)["initialize_model"]
         if not hasattr(original, "ropewalk_checks"):
-            checked = _checked(original, refuse=refuse)
-            vars(package)["get_rope"] = checked
-            for name, module in list(sys.modules.items()):
-                if name.startswith("vllm") and vars(module).get("get_rope") is original:
-                    vars(module)["get_rope"] = checked
+            wrapped = checked(original, refuse=refuse)
+            for name, one in list(sys.modules.items()):
+                if name.startswith("vllm") and vars(one).get("initialize_model") is original:
+                    vars(one)["initialize_model"] = wrapped
+            vars(module)["initialize_model"] = wrapped
     except Exception:  # another version of vLLM
         logger.exception("ropewalk: the rotary layers are not checked.")
 
 
-def _checked(original: Callable[..., Any], *, refuse: bool) -> Callable[..., Any]:
-    """Return `get_rope` with the check of each new layer."""
-    seen: WeakSet[nn.Module] = WeakSet()
+def checked(original: Callable[..., nn.Module], *, refuse: bool) -> Callable[..., nn.Module]:
+    """Return `initialize_model` with the check of each model; a multimodal one builds its parts by nested calls."""
+    nested = False
 
     @functools.wraps(original)
-    def get_rope(*args: Any, **kwargs: Any) -> Any:
-        layer = original(*args, **kwargs)
-        findings: tuple[Finding, ...] = ()
+    def initialize_model(vllm_config: Any, *args: Any, model_config: Any = None, **kwargs: Any) -> nn.Module:
+        nonlocal nested
+        outermost, nested = not nested, True
         try:
-            if isinstance(layer, nn.Module) and layer not in seen:
-                seen.add(layer)
-                bound = inspect.signature(original).bind(*args, **kwargs)
-                bound.apply_defaults()
-                findings = findings_of_layer(layer, bound.arguments)
-                for finding in findings:
-                    logger.log(_LEVELS[finding.severity], "ropewalk: %s: %s. %s",
-                               finding.code, finding.message, finding.cure)  # fmt: skip
-                if all(finding.severity == "note" for finding in findings):
-                    logger.info("ropewalk: %s agrees with float64.", type(layer).__name__)
-        except Exception:
-            logger.exception("ropewalk: a rotary layer was not checked.")
-        errors = [finding for finding in findings if finding.severity == "error"]
-        if refuse and errors:
-            raise RopeError(
-                "vllm: its rotary layer does not compute what the model's config describes.",
-                facts={f"{place}. {finding.code}": finding.message for place, finding in enumerate(errors, start=1)},
-                cure=f"{errors[0].cure} To start anyway, set {VARIABLE}=log.",
-            )
-        return layer
+            model = original(vllm_config, *args, model_config=model_config, **kwargs)
+        finally:
+            nested = not outermost
+        if outermost:
+            try:
+                settings = model_config or vllm_config.model_config
+                level, line = line_of(model, settings.hf_config, settings.max_model_len)
+            except Exception:
+                logger.exception("ropewalk: the rotary layers were not checked.")
+                return model
+            logger.log(level, "ropewalk: %s", line)
+            if refuse and level == logging.ERROR:
+                raise RopeError(
+                    "vllm: the rotary layers do not compute what the model's config describes.",
+                    facts={"model": line},
+                    cure=f"Correct the config or the version of vLLM. To start anyway, set {VARIABLE}=log.",
+                )
+        return model
 
-    get_rope.ropewalk_checks = True  # type: ignore[attr-defined]
-    return get_rope
+    initialize_model.ropewalk_checks = True  # type: ignore[attr-defined]
+    return initialize_model
 
 
-def findings_of_layer(layer: nn.Module, arguments: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Return the findings of one rotary layer of vLLM.
+def line_of(model: nn.Module, config: Any, length: int = 0) -> tuple[int, str]:
+    """Return a level of `logging` and a line about the rotary layers of a model.
 
-    `arguments`: of `get_rope`, by name. If the layer agrees with them, it is also compared with the ropes of the
-    model's config that have its head size; it must agree with one of them.
+    `config`: of transformers, with all parts of a multimodal model. `length`: of vLLM's context, in tokens.
     """
-    inner = nn.ModuleDict({type(layer).__name__: layer})
-    try:
-        rope = rope_of_arguments(arguments)
-    except RopeError as error:
-        cure = "Compare the engine's predictions: ropewalk verify."
-        text = f"{type(layer).__name__} was not checked: {error.rule}"
-        return (Finding(code="not-checked", severity="note", message=text, cure=cure),)
-    findings = check(inner, rope)
-    if any(finding.severity == "error" for finding in findings):
-        return findings
-    compared = [check(inner, one) for one in _ropes_of_model() if one.head_dim == rope.head_dim]
-    if not compared:
-        return findings
-    nearest = min(compared, key=lambda findings: sum(finding.severity == "error" for finding in findings))
-    errors = (finding for finding in nearest if finding.severity == "error")
-    return (
-        *(dataclasses.replace(one, message=f"unlike the model's config, {one.message}") for one in errors),
-        *findings,
-    )
+    findings, name = [*_short_tables(model, length), *check(model, config)], type(model).__name__
+    if not findings:
+        return logging.INFO, f"{name}: the rotary layers agree with the config in float64."
+    worst = [one for one in findings if one.severity == findings[0].severity]
+    text = "; ".join(f"{one.code}: {one.message}" for one in worst)
+    return _LEVELS[findings[0].severity], f"{name}: {text}. {worst[0].cure}"
 
 
-def rope_of_arguments(arguments: Mapping[str, Any]) -> RopeConfig:
-    """Return the rope described by the arguments of vLLM's `get_rope`, with the names of any version.
-
-    **Raises:** `RopeError` for rules that exist only in vLLM.
-
-    >>> rope_of_arguments({"head_size": 64, "max_position": 4096, "is_neox_style": True, "rope_parameters": None}).theta
-    10000.0
-    """
-    block = dict(arguments.get("rope_parameters") or arguments.get("rope_scaling") or {})
-    kind = str(block.pop("rope_type", block.get("type", "default")))
-    head = int(arguments["head_size"])
-    share = float(block.pop("partial_rotary_factor", None) or arguments.get("partial_rotary_factor") or 1.0)
-    width = int((arguments.get("rotary_dim") or head) * share)
-    theta = float(arguments.get("base") or block.get("rope_theta") or 10_000.0)
-    if arguments.get("dual_chunk_attention_config"):
-        raise RopeError(
-            "vllm: dual chunk attention has several tables.",
-            facts={"rope_type": kind},
-            cure="Check the model without dual_chunk_attention_config.",
-        )
-    # sections of M-RoPE choose among the rows of a table, which are those of plain text
-    rules = {key: value for key, value in block.items() if key != "type" and not key.startswith("mrope")}
-    rope = RopeConfig.from_block(
-        {**rules, "rope_theta": theta, "rope_type": _SAME_RULE.get(kind, kind)},
-        head_dim=width,
-        interleaved=not arguments.get("is_neox_style", True),
-        max_position_embeddings=int(arguments["max_position"]),
-    )
-    return dataclasses.replace(rope, head_dim=head, rotary_dim=width)
-
-
-def _ropes_of_model() -> set[RopeConfig]:
-    """Return the ropes of the config of the model that vLLM builds; none if it is not accessible."""
-    try:
-        current = import_module("vllm.config").get_current_vllm_config()
-        model = current.model_config
-        config = getattr(model, "hf_text_config", None) or model.hf_config
-        return set(ModelRopes.from_hf(config).rotating.values())
-    except Exception:  # outside of a model's construction vLLM raises; other versions have other names
-        logger.debug("ropewalk: the model's config is not accessible.", exc_info=True)
-        return set()
+def _short_tables(model: nn.Module, length: int) -> Iterator[Finding]:
+    """Yield the first table of vLLM with fewer rows than its context, which it reads beyond the end (dynamic NTK)."""
+    for name, module in model.named_modules():
+        table = getattr(module, "cos_sin_cache", None)
+        tower = any(word in name for word in ("vis", "audio", "tower"))  # its positions are not the text's
+        if isinstance(table, Tensor) and len(table) < length and not tower:
+            text = f"{name}.cos_sin_cache: has rows for {len(table):,} positions, and vLLM accepts {length:,}"
+            cure = f"Start vLLM with --max-model-len {len(table)}."
+            yield Finding(code="short-table", severity="error", message=text, cure=cure)
+            return

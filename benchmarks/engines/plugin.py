@@ -1,0 +1,118 @@
+"""Run ropewalk's plug-in in the real vLLM, for each model of the matrix that vLLM loads: right, and with a fault.
+
+python benchmarks/engines/plugin.py    # resumes
+
+vLLM builds each model twice, with the weights of no checkpoint; the plug-in has to say one line each time, and to find
+the fault (`in_vllm.py`). The record is benchmarks/results/vllm-plugin.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from engines.models import Models  # noqa: E402
+from engines.runners import ENVIRONMENTS  # noqa: E402
+
+from ropewalk.atomic_io import write_json  # noqa: E402
+from ropewalk.verification.adapters import VARIABLES  # noqa: E402
+
+PYTHON = ENVIRONMENTS / "vllm" / "bin" / "python"
+RESULTS = ROOT / "benchmarks" / "results"
+RECORD = RESULTS / "vllm-plugin.json"
+Request = dict[str, Any]
+
+
+def with_plugin(place: Path) -> dict[str, str]:
+    """Return the variables of a vLLM on the CPU that finds ropewalk's plug-in; `place`: an empty folder."""
+    info = place / "ropewalk-0.dist-info"
+    info.mkdir(parents=True)
+    for name in ("METADATA", "entry_points.txt"):
+        (info / name).write_text(distribution("ropewalk").read_text(name) or "", encoding="utf-8")
+    own = {
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{place}",
+        "ROPEWALK_VLLM_CHECK": "log",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    return {**os.environ, "HF_HUB_OFFLINE": "1", **VARIABLES["vllm"], **own}
+
+
+def config_of(family: str, block: str, folder: Path) -> str:
+    """Write a model's config.json, all that vLLM needs to build it, and return the folder."""
+    config = Models(family, folder).config(block)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def answers(requests: list[Request], place: Path, mode: str = "log") -> Iterator[tuple[Request, Request]]:
+    """Yield each request with its answer; what fails as a later model of a process is tried in a new one."""
+    environment = {**with_plugin(place / "plug-in"), "ROPEWALK_VLLM_CHECK": mode}
+    while requests:
+        with (place / "log").open("w") as log, subprocess.Popen(
+            [PYTHON, Path(__file__).with_name("in_vllm.py")], env=environment, cwd=place, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+        ) as process:  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for number, request in enumerate(requests):
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+                answer = json.loads(process.stdout.readline() or '{"error": "vLLM ended"}')
+                if "error" in answer and number and mode == "log":
+                    break
+                yield request, answer
+            else:
+                number += 1
+            process.kill()
+        requests = requests[number:]
+
+
+def main() -> None:
+    """Run the plug-in over the models of the matrix."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--families", default="", help="separated by commas; default: all that vLLM loads")
+    chosen = parser.parse_args()
+    if not PYTHON.is_file():
+        print("SKIPPED vllm: no environment; run make engines ENGINES=vllm")
+        return
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"models": {}}
+    cells = json.loads((RESULTS / "engines.json").read_text(encoding="utf-8"))["cells"]
+    with tempfile.TemporaryDirectory() as name:
+        place, requests = Path(name), list[Request]()
+        for cell in cells:
+            key, family, block = f"{cell['family']}: {cell['block']}", cell["family"], cell["block"]
+            loaded = cell["engine"] == "vllm" and cell["outcome"] != "not loaded"
+            wanted = loaded and cell["spelling"] == "rope_parameters"
+            if not wanted or key in record["models"] or family not in (chosen.families or family).split(","):
+                continue
+            folder = config_of(family, block, place / str(len(requests)))
+            requests += [{"key": key, "folder": folder, "fault": fault} for fault in (False, True)]
+        found: dict[bool, Any] = {}
+        for request, answer in answers(requests, place):
+            found[request["fault"]] = answer
+            print(request["key"], "with a fault" if request["fault"] else "", answer, flush=True)
+            if request["fault"]:
+                record |= {"date": time.strftime("%Y-%m-%d", time.gmtime()), "version": answer.get("version")}
+                record["models"][request["key"]] = {
+                    name: found[fault].get("error") or found[fault]["lines"]
+                    for name, fault in (("right", False), ("fault", True))
+                }
+                write_json(RECORD, record)
+
+
+if __name__ == "__main__":
+    main()
