@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ropewalk.rope.model_ropes import ModelRopes
+
 matrix = pytest.importorskip("engines.matrix", reason="the source distribution has no benchmarks/")
+recorded = pytest.importorskip("engines.recorded")
 CELLS = matrix.read_record()["cells"]
 FAMILIES = {"mlx": 25, "llama.cpp": 10, "onnx": 8, "vllm": 20, "sglang": 25}
 REPRODUCTIONS = Path(matrix.__file__).with_name("reproductions")
@@ -39,6 +43,19 @@ def test_verify_is_right() -> None:
             assert cell.get("verdict") in (None, "as expected"), cell
         if cell["outcome"] == "named":
             assert cell.get("verdict") in (None, "other"), cell
+
+
+@pytest.mark.parametrize(("engine", "former"), [("vllm", False), ("mlx", True)])
+def test_tables_say_what_the_running_engine_does(engine: str, former: bool) -> None:
+    """The rope of a model class without weights is right where the log-probabilities are."""
+    outcomes = {(cell["engine"], cell["family"], cell["block"], cell["spelling"]): cell["outcome"] for cell in CELLS}
+    spelling = "rope_scaling" if former else "rope_parameters"
+    for family, block in itertools.product(("llama", "qwen3"), recorded.BLOCK_NAMES):
+        case = recorded.of_block(engine, family, block, former)
+        outcome = outcomes.get((engine, family, block, spelling))
+        if outcome is not None and (engine, block) != ("mlx", "dynamic"):  # which changes with the length
+            right = recorded.recorded(case).has(ModelRopes.from_hf(case.config), 400)
+            assert right == (outcome == "equal"), (family, block)
 
 
 def test_reproductions_name_the_line() -> None:
