@@ -227,14 +227,31 @@ MERGED_OVER = Case(
 )
 
 
+_SMALL = {"vocab_size": 320, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2,
+          "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6,
+          "tie_word_embeddings": False}  # fmt: skip
+LENGTHS: list[Record] = [
+    {"max_position_embeddings": 100}, {"max_position_embeddings": 100, "model_max_length": 800},
+    {"max_position_embeddings": 100, "max_seq_len": 50}, {},
+    {"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    {"max_position_embeddings": 100, "rope_parameters": {**yarn(50), "rope_theta": 1e4}},
+    {"max_position_embeddings": 8, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "model_type": "gemma3_text",
+     "hidden_activation": "gelu_pytorch_tanh"},
+]  # fmt: skip
+"""Keys of configs from which engines derive a length."""
+
+
+def of_length(engine: str, keys: Record) -> Case:
+    """A small config with some keys."""
+    return Case(engine, completed({"model_type": "llama", **_SMALL, **keys}))
+
+
 def of_block(engine: str, family: str, block: str, former: bool) -> Case:
     """A small config with a block of the matrix, in the spelling of transformers 5 or 4."""
     written = BLOCKS[block]
     written = longrope(32) if written is None else written
-    content = {"model_type": family, "architectures": [architecture(family)], "vocab_size": 320, "hidden_size": 128,
-               "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
-               "head_dim": 64, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-               "max_position_embeddings": 128 if block == "dynamic" else 512}  # fmt: skip
+    content = completed({"model_type": family, **_SMALL, "max_position_embeddings": 128 if block == "dynamic" else 512})
     if former:
         scaling = {"rope_scaling": {**written, "type": written["rope_type"]}} if written else {}
         return Case(engine, {**content, "rope_theta": 5e5, **scaling})
@@ -254,5 +271,6 @@ def cases() -> Iterator[Case]:
     for engine in ENGINES:
         for name in PLANNED:
             yield from (planned(engine, name, method)[0] for method in SCALED)
+        yield from (of_length(engine, keys) for keys in LENGTHS)
         for name in (*FLAT, *NESTED):
             yield from (commanded(engine, name, complete) for complete in (True, False))

@@ -137,15 +137,17 @@ def matrix(version: str, begun: float) -> None:
 
 
 def main() -> None:
-    """Record the tables of each engine, and keep those of others."""
+    """Record the configs of each engine that are not recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default="vllm,sglang,mlx")
-    chosen = [one for one in parser.parse_args().engines.split(",") if one in layer_ropes.PACKAGES]
+    parser.add_argument("--again", action="store_true", help="also the configs that are recorded")
+    arguments = parser.parse_args()
+    again, chosen = arguments.again, [one for one in arguments.engines.split(",") if one in layer_ropes.PACKAGES]
     wanted = {case.key: case for case in cases()}
     saved = json.loads(FILE.read_text()) if FILE.is_file() else {"engines": {}, "ropes": [], "cases": {}}
     found = {}
     for key, answer in saved["cases"].items():
-        if key in wanted and wanted[key].engine not in chosen:
+        if key in wanted and not (again and wanted[key].engine in chosen):
             layers = {n: rope for n, rope in enumerate(answer.get("layers", ())) if rope is not None}
             found[key] = {**answer, "layers": layers, "ropes": saved["ropes"]} if "layers" in answer else answer
     for engine in chosen:
@@ -153,8 +155,10 @@ def main() -> None:
             print(f"SKIPPED {engine}: no environment; run make engines ENGINES={engine}")
             continue
         begun = time.monotonic()
-        of_engine = [case for case in wanted.values() if case.engine == engine]
+        of_engine = [case for case in wanted.values() if case.engine == engine and case.key not in found]
         version, answers = measured(engine, of_engine)
+        if not again and version != saved["engines"].get(engine, version):
+            parser.error(f"{engine} {version} is another version than that of the record: pass --again")
         found |= {case.key: answer for case, answer in zip(of_engine, answers, strict=True)}
         saved["engines"][engine] = version
         write(saved["engines"], found)

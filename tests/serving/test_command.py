@@ -165,24 +165,14 @@ def test_settings_of_vllm(options: str, expected: set[str], length: int | None, 
     assert bool(found.line) == (bool(expected) and not any(one in options for one in ("5e6", "4k", "--context")))
 
 
-@pytest.mark.parametrize(
-    ("fields", "lengths"),
-    [
-        ({"max_position_embeddings": 100}, (100, 100)),
-        ({"max_position_embeddings": 100, "model_max_length": 800}, (800, 800)),
-        ({"max_position_embeddings": 100, "max_seq_len": 50}, (50, 50)),
-        ({"max_position_embeddings": 100, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, (200, 200)),
-        ({"max_position_embeddings": 100, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, (100, 200)),
-        ({"max_position_embeddings": 100, "rope_parameters": tables.yarn(50)}, (100, 100)),
-        ({"model_type": "gemma3_text", "max_position_embeddings": 8,
-          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, (8, 64)),
-        (fixture("phi_3_5_mini"), (4096, 131072)),  # LongRoPE
-        ({}, (None, None)),
-    ],
-)  # fmt: skip
-def test_the_length_of_a_config(fields: dict[str, Any], lengths: tuple[int | None, int | None]) -> None:
-    """vLLM 0.32.0's `_get_and_verify_max_len`, SGLang 0.5.23's `get_context_length`."""
-    assert (config_length("vllm", fields), config_length("sglang", fields)) == lengths
+@pytest.mark.parametrize("engine", START)
+@pytest.mark.parametrize("keys", [*tables.LENGTHS, None])
+def test_the_length_of_a_config(engine: str, keys: dict[str, Any] | None) -> None:
+    """As the engine derives it, if it starts; None is a published config with LongRoPE."""
+    case = tables.of_length(engine, keys) if keys is not None else tables.planned(engine, "phi_3_5_mini", "yarn")[0]
+    found = tables.recorded(case)
+    content = {**case.config, **(case.over or {})}
+    assert found.error or (config_length(engine, content) or 2048) == found.length
 
 
 @pytest.fixture(scope="module")

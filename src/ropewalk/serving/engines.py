@@ -26,7 +26,7 @@ READERS_OF_CONFIGS = {"vllm": "vLLM", "sglang": "SGLang", CONVERTER: CONVERTER}
 MULTIPLIES_LENGTH = ("linear", "dynamic")
 """The rules for which vLLM and SGLang multiply `max_position_embeddings`, the trained length there, by the factor."""
 NOT_MULTIPLIED = "gemma3"
-"""A part of the names of model types for which vLLM does not multiply the length (same function)."""
+"""A part of the names of model types for which neither multiplies the length."""
 READ = {
     "vllm": "0.33.0's rotary_embedding/__init__.py (`get_rope`)",
     "sglang": "0.5.23's rotary_embedding/factory.py (`get_rope`)",

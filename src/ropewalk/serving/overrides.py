@@ -194,8 +194,8 @@ def config_length(engine: str, config: Mapping[str, Any], *, longest: bool = Fal
     ]
     if engine == "sglang":
         length = next((stated[key] for key in _ORDER if key in stated), None)
-        states = "original_max_position_embeddings" in block or rules[0][0] == "llama3"
-        factor = 1 if states else block.get("factor") or 1
+        states = "original_max_position_embeddings" in block or rules[0][0] in ("llama3", "yarn")  # which get one
+        factor = 1 if states or NOT_MULTIPLIED in str(text.get("model_type")) else block.get("factor") or 1
     else:
         length = stated.get("model_max_length") or min(stated.values(), default=None)
         multiplied = [own for rule, own in rules if rule in MULTIPLIES_LENGTH and own]
