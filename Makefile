@@ -80,6 +80,7 @@ gpu:
 # the versions of benchmarks/engines/NAME.txt; what cannot be installed is skipped. To resume, run it again. SMALL=1 compares
 # few families with the record instead. From vllm, sglang and mlx, tables.py also records the ropes of configs that tests
 # read (benchmarks/results/engine-tables.json): sglang has no other part. With vllm, the plug-in runs in it (vllm-plugin.json).
+# SMOLLM2=FOLDER, the checkpoint SmolLM2-135M-Instruct: `verify` judges vLLM's servers of it (verify-servers-vllm.json).
 ENGINES ?= mlx,llama.cpp,onnx,vllm,sglang
 comma := ,
 engines: $(READY)
@@ -87,6 +88,7 @@ engines: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/matrix.py --engines $(ENGINES) $(if $(SMALL),--small)
 	$(if $(SMALL),,OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/tables.py --engines $(ENGINES))
 	$(if $(SMALL),,$(if $(findstring vllm,$(ENGINES)),OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/plugin.py))
+	$(if $(SMOLLM2),OMP_NUM_THREADS=1 $(BIN)/python benchmarks/engines/servers.py $(SMOLLM2))
 	$(if $(SMALL),,$(BIN)/python scripts/docs_records.py)
 
 # Write the conformance vectors anew: those of every config that vectors/ has.

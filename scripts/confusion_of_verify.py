@@ -23,9 +23,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from records import environment  # noqa: E402
+from verified import verified  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.opening import open_reader  # noqa: E402
@@ -281,24 +280,9 @@ def check(name: str, state: Path) -> None:
 def check_server(file: Path, kind: str, title: str, state: Path, threads: int) -> dict[str, Any]:
     """Run the command as a user does, against a running server; return its verdict and what both processes cost."""
     expect, right, options = SERVERS[title]
-    result = state / "verify.json"
-    result.unlink(missing_ok=True)
     with llama_cpp_server(file, TextTokenizer.bytes(), threads=threads, options=options) as engine:
-        command = [sys.executable, "-m", "ropewalk", "verify", str(file), "--engine", engine.root]
-        command += ["--state", str(state / "predictions"), "--json", str(result)]
-        command += [] if expect is None else ["--expect", expect]
-        begun, spent = time.monotonic(), cpu_seconds()
-        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=False)
-        seconds, spent = time.monotonic() - begun, cpu_seconds() - spent
-    content = json.loads(result.read_text())
-    verdict = content["verdict"]
-    return {
-        "weights": kind, "applied": title, "expect": expect or "plain", "right": right, "exit_status": done.returncode,
-        **{key: verdict[key] for key in ("kind", "sentence", "up_to", "decoding")},
-        "named": verdict["applied"], "not_excluded": verdict["not_excluded"],
-        **{key: content[key] for key in ("noise", "residual", "requests")},
-        "seconds": round(seconds, 1), "cpu_seconds": round(spent, 1),
-    }  # fmt: skip
+        row = verified(file, engine.root, expect, state / "predictions", cpu_seconds, threads)
+    return {"weights": kind, "applied": title, "expect": expect or "plain", "right": right, **row}
 
 
 def cpu_seconds() -> float:

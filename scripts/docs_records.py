@@ -408,10 +408,10 @@ def verify() -> str:
 
 
 def verify_servers() -> str:
-    """Return the verdict about each server of SmolLM2 in llama.cpp at defaults, and its cost."""
-    record = document("verify-servers.json")
+    """Return the verdict about each server of SmolLM2 in llama.cpp and vLLM at defaults, and its cost."""
+    records = {"llama.cpp": document("verify-servers.json"), "vLLM": document("verify-servers-vllm.json")}
 
-    def cells(one: Record) -> list[str]:
+    def cells(engine: str, one: Record) -> list[str]:
         hidden = "; ".join(f"{effect['name']} ({effect['nats']:.3f} nats)" for effect in one["not_excluded"])
         if one["kind"] == "as expected":
             verdict = "as expected" + (f"; not excluded: {hidden}" if hidden else "")
@@ -419,11 +419,14 @@ def verify_servers() -> str:
             first, *others = one["named"]
             verdict = f"applies {first}" + (f", or one of {len(others)} that resemble it" if others else "")
         expect = {"plain": "plain", "pi:2": "linear 2"}.get(one["expect"], one["expect"].replace(":", " "))
-        return [one["weights"], one["applied"], expect, verdict, f"{one['noise']:.3f}", str(one["requests"]),
-                f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}"]  # fmt: skip
+        return [f"{engine}, {one['weights']}", one["applied"], expect, verdict, f"{one['noise']:.3f}",
+                str(one["requests"]), f"{one['seconds']:.0f}", f"{one['cpu_seconds']:.0f}"]  # fmt: skip
 
-    heads = ["weights", "server", "expected", "verdict", "noise, nats", "requests", "seconds", "processor seconds"]
-    return f"{table(heads, list(map(cells, record['servers'])))}\n\n{where(record)}."
+    heads = ["engine", "server", "expected", "verdict", "noise, nats", "requests", "seconds", "processor seconds"]
+    rows = [cells(engine, one) for engine, record in records.items() for one in record["servers"]]
+    about = ". ".join(f"{engine}: {where(record)}" for engine, record in records.items())
+    number = records["vLLM"]["vllm"]
+    return f"{table(heads, rows)}\n\n{about}; vLLM {number}. With other work on the machine."
 
 
 def engines() -> str:
