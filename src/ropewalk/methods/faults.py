@@ -493,7 +493,7 @@ def _known_as(method: str, positions: ModelRopes) -> str:
 
 def _thetas(expected: ModelRopes, unscaled: bool) -> Iterator[Hypothesis]:
     """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
-    own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
+    own = {rope.theta for rope in expected.present_ropes if rope.inv_freq is None}
     thetas = {*THETAS, *(theta * x for theta in own for x in TIMES)} - own
     yield from (_wrong_theta(own, unscaled).at(expected, theta) for theta in sorted(thetas) if own and theta > 1.0)
 
