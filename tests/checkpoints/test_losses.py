@@ -33,13 +33,13 @@ def test_impossible_calls_are_refused(tokens: int, first: int, chunk: int) -> No
 def test_bfloat16_measures_what_float32_measures() -> None:
     """The built-in model: the mean loss to 0.002 nats, and so the gain of a method over another."""
     reader = reader_of(load("tiny", dtype=torch.float32), "tiny")
-    windows = torch.tensor(reader.tokenizer.encode(read_text(None)[1][30_000:60_000]))[: 2 * 1024].view(2, 1024)
+    windows = torch.tensor(reader.tokenizer.encode(read_text(None)[1][30_000:60_000]))[: 2 * 512].view(2, 512)
     means = {}
     for dtype in (torch.float32, torch.bfloat16):
         reader = reader_of(load("tiny", dtype=dtype))
         assert reader.dtype == dtype
         for method in ("plain", "dca"):
-            variant = reader.under(METHODS[method].positions(reader.positions, Reach(256, 1024)))
+            variant = reader.under(METHODS[method].positions(reader.positions, Reach(256, 512)))
             means[dtype, method] = np.mean([variant.window_losses(window) for window in windows])
     off = [means[torch.bfloat16, method] - means[torch.float32, method] for method in ("plain", "dca")]
     assert max(map(abs, off)) < 0.002
