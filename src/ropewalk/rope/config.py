@@ -352,8 +352,6 @@ class RopeConfig:
         >>> rope.fingerprint() == replace(rope, theta=20_000.0).fingerprint()
         False
         """
-        from ropewalk.rope.frequencies import attention_factor_of, columns_of
-
         numbers = as_tuple(layers)
         if None in map(as_whole, numbers) or not isinstance(layers, Iterable):
             raise RopeError("fingerprint: `layers` must be whole numbers.", facts={"layers": layers}, cure="Pass 0, 1.")
@@ -363,8 +361,14 @@ class RopeConfig:
                 facts={"scaling": self.scaling},
                 cure="Pass seq_len, the length that the keys were rotated under.",
             )
-        length = as_whole(seq_len)
-        digits = [f"{value:.12e}" for value in (*columns_of(self, length), attention_factor_of(self, length))]
+        columns, factor, length = list(self.inv_freq or (0.0,) * self.pairs), 1.0, as_whole(seq_len)
+        for ladder in () if self.inv_freq is not None else self.ladders:
+            values = ladder.inv_freq() if self.scaling is None else self.scaling.inv_freq(ladder, length)
+            for column, value in zip(ladder.columns, values, strict=True):
+                columns[column] = value
+        if self.scaling is not None:
+            factor = self.scaling.attention_factor_at(self.max_position_embeddings, length)
+        digits = [f"{value:.12e}" for value in (*columns, factor)]
         parts = (self.head_dim, self.pairs, self.interleaved, self.blocks, self.axes, digits)
         return blake2b(repr((*parts, sorted(map(int, numbers)))).encode(), digest_size=8).hexdigest()
 
