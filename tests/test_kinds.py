@@ -71,7 +71,7 @@ TURN = {
     "layout": "bshd",
     "backend": None,
 }
-WINDOW = {"rotary_offset": 0, "blocks": ()}
+WINDOW = {"rotary_offset": 0}
 PLACED = {"offset": 0, "seq_len": None, "layout": "bshd", "rotary_offset": 0, "inplace": False}
 STORE = rw.fused.Store(*torch.zeros(2, 1, 1, 8, 4), X, IDS[None])
 LLAMA = {"model_type": "llama", "head_dim": 8}
@@ -102,7 +102,7 @@ ROTATIONS: list[tuple[Callable[..., object], dict[str, Any]]] = [
     (rw.explain_backends, {"x": X}),
     (explain_attention, {"q": X, "k": X, "v": X}),
     (rw.fused.qk_norm_rotate, {"q": X, "k": X, "q_weight": X[0, 0, 0], "k_weight": X[0, 0, 0], "eps": 1e-6,
-                               "joint": False, "store": None, **TURN}),
+                               "store": None, **TURN}),
     (rw.fused.rotate_store, {"q": X, "k": X, "store": STORE, **TURN, **WINDOW}),
     (P.positions_from, {"cu_seqlens": torch.tensor([0, 2]), "offsets": 0, "max_seqlen": None, "tokens": None}),
     (P.positions_from, {"offsets": 0, "max_seqlen": 3}),
@@ -110,7 +110,7 @@ ROTATIONS: list[tuple[Callable[..., object], dict[str, Any]]] = [
                          "spatial_merge_size": 2, "frame_intervals": 1.0, "split_frames": False, "attention_mask": None,
                          "cu_seqlens": None}),
     (P.grid_positions, {"height": 2, "width": 2, "start": 0, "merge": 1, "normalized": False}),
-    (P.positions_for_rank, {"layout": "llama3", "tokens": 4, "rank": 0, "cp": 2, "ulysses": 1,
+    (P.positions_for_rank, {"layout": "llama3", "tokens": 4, "rank": 0, "cp": 2,
                             "cu_seqlens": torch.tensor([0, 4])}),
     (P.text_positions, {"position_ids": IDS, "axes": 2}),
     (P.axes_from_sections, {"sections": [1, 1], "interleaved": False}),

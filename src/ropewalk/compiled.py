@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
@@ -45,21 +45,6 @@ def reasons_for_mathematics(x: Tensor) -> list[str]:
 def differentiates_forward() -> bool:
     """Return whether forward-mode differentiation is active, outside of compilers."""
     return not is_compiling() and forward_ad._current_level >= 0
-
-
-def reasons_for_torchs_product(x: Tensor, others: Sequence[Tensor | None]) -> list[str]:
-    """Return why torch must multiply a plain `x` by `others`, weights and biases; [] if a kernel may."""
-    reasons = []
-    if torch.is_autocast_enabled("cpu"):
-        reasons.append("autocast chooses the dtype of products")
-    for each in (x, *others):
-        if each is None:
-            continue
-        if type(each) not in PLAIN or each.dtype != x.dtype or not each.is_cpu or each.is_neg():
-            reasons.append(f"{type(each).__name__} of {each.dtype} on {each.device.type} with {x.dtype} on the CPU")
-        elif torch.is_grad_enabled() and each.requires_grad:
-            reasons.append("a gradient is needed")
-    return reasons
 
 
 def constant_to_compilers(function: Function) -> Function:

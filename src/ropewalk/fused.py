@@ -27,7 +27,6 @@ def qk_norm_rotate(
     sin: Float[Tensor, "*rows pairs"],
     *,
     eps: float = 1e-6,
-    joint: bool = False,
     interleaved: bool,
     rotary_dim: int | None = None,
     scale: float = 1.0,
@@ -43,8 +42,6 @@ def qk_norm_rotate(
     - `q_weight`, `k_weight`: `[head_dim]`, any float dtype; weights of the normalized features. Gemma's checkpoints
       contain the weight minus 1: pass 1 + weight.
     - `eps`: added to the mean of squares.
-    - `joint`: one mean over all heads of a token, as in OLMo 2; weights are `[heads * head_dim]`. Its gradients use
-      plain expressions.
     - `store`: a `Store` with a cache's buffers, the new values in the shape of `k`, and each token's slot. Rotated keys
       and the values are written there, without gradients.
 
@@ -63,13 +60,13 @@ def qk_norm_rotate(
     True
     """
     turn, _ = check_both(q, k, cos, sin, Turn(interleaved, scale, False, layout), rotary_dim)
-    _check_norm(q, k, q_weight, k_weight, eps, joint, layout)
+    _check_norm(q, k, q_weight, k_weight, eps)
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin])
         q, k, store = _off_the_buffers(q, k, store)
     names = ("q", "k", "q_weight", "k_weight", "cos", "sin", *_STORED)
     module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()), names=names)
-    return norm_rotated(module, q, k, cos, sin, turn, Norm(q_weight, k_weight, eps, joint), store)
+    return norm_rotated(module, q, k, cos, sin, turn, Norm(q_weight, k_weight, eps), store)
 
 
 def rotate_store(
@@ -82,7 +79,6 @@ def rotate_store(
     interleaved: bool,
     rotary_dim: int | None = None,
     rotary_offset: int = 0,
-    blocks: tuple[int, ...] = (),
     scale: float = 1.0,
     layout: Layout = "bshd",
     backend: str | None = None,
@@ -106,7 +102,7 @@ def rotate_store(
     [0.0, 1.0, 1.0, 0.0]
     """
     turn = Turn(interleaved, scale, False, layout)
-    turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset, blocks)
+    turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset)
     if q.dtype != k.dtype or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
         raise RopeError(
             "rotate_store: `q` and `k` must have one dtype, batch and head_dim.",
@@ -119,21 +115,18 @@ def rotate_store(
     return norm_rotated(module, q, k, cos, sin, turn, None, store)
 
 
-def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, joint: bool, layout: str) -> None:
+def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float) -> None:
     """Check that `q` and `k` have one dtype and batch, and that weights and epsilon fit."""
     check_kind("qk_norm_rotate", Tensor, "Pass the weight of the norm module.", q_weight=q_weight, k_weight=k_weight)
-    check_kind("qk_norm_rotate", bool, "True is one mean over all heads, as in OLMo 2.", joint=joint)
-    size, heads = q.shape[-1], 1 if layout == "bhsd" else -2
-    sizes = [x.shape[heads] * size if joint else size for x in (q, k)]
+    size = q.shape[-1]
     weights_fit = all(
-        w.shape == (count,) and w.is_floating_point() and w.device == q.device
-        for w, count in zip((q_weight, k_weight), sizes, strict=True)
+        w.shape == (size,) and w.is_floating_point() and w.device == q.device for w in (q_weight, k_weight)
     )
     if q.dtype != k.dtype or k.shape[-1] != size or not weights_fit or q.shape[0] != k.shape[0]:
         raise RopeError(
             "qk_norm_rotate: `q` and `k` must have one dtype, batch and head_dim, and weights one float per feature.",
-            facts={"q": q, "k": k, "q_weight": q_weight, "k_weight": k_weight, "joint": joint},
-            cure="Weights are [head_dim], with joint=True [heads * head_dim], on the device of `q`.",
+            facts={"q": q, "k": k, "q_weight": q_weight, "k_weight": k_weight},
+            cure="Weights are [head_dim], on the device of `q`.",
         )
     if not is_number(eps) or eps < 0.0:
         raise RopeError(

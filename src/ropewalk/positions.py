@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -378,8 +378,8 @@ def _checked_block(merge: object, height: int, width: int) -> int:
     return block
 
 
-_Layout = Callable[[Tensor, int, int, int], Tensor]
-"""A function of all positions, the rank, the ring's size and the Ulysses degree that returns the rank's positions."""
+LAYOUTS = {"contiguous": 1, "head-tail": 2, "llama3": 1}
+"""The parts of each rank; the number of tokens must be a multiple of all parts."""
 
 
 def positions_for_rank(
@@ -388,7 +388,6 @@ def positions_for_rank(
     *,
     rank: int,
     cp: int,
-    ulysses: int = 1,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
 ) -> Int[Tensor, " local"]:
     """Return the positions of the tokens of one rank of a context-parallel group, in its order.
@@ -399,15 +398,11 @@ def positions_for_rank(
       - "head-tail": rank r has parts r and 2 cp - 1 - r of 2 cp parts, so that causal attention costs the same on each
         rank (torch's `_HeadTailLoadBalancer`, Megatron-LM's `get_pos_emb_on_this_cp_rank`, zigzag ring attention;
         Llama 3, arXiv:2407.21783, section 3.3.2).
-      - "striped": tokens r, r + cp, r + 2 cp, ... (Striped Attention, arXiv:2311.09431; SGLang's round robin).
-      - "zigzag-ulysses": head-tail over the cp / `ulysses` ranks of a ring, with each share in `ulysses` equal parts;
-        rank = ring rank * ulysses + Ulysses rank (USP, arXiv:2405.07719: yunchang's `zigzag_extract_local`).
       - "llama3": contiguous parts of a packed buffer (ring-flash-attention's `llama3_flash_attn_varlen_func`); with
         `cu_seqlens` each token has its position in its own document.
     - `tokens`: tokens of the whole sequence.
     - `rank`: 0 .. cp - 1 within the group.
     - `cp`: number of ranks of the group.
-    - `ulysses`: ranks of one Ulysses group, only for "zigzag-ulysses".
     - `cu_seqlens`: int32 or int64 `[documents + 1]`, only for "llama3". For packed tokens in a different layout, index
       `rw.positions.positions_from(cu_seqlens)` with the result of this function.
 
@@ -427,10 +422,15 @@ def positions_for_rank(
             facts={"layout": layout},
             cure=f"Choose from {', '.join(LAYOUTS)}.",
         )
-    deal, parts = LAYOUTS[layout]
-    check_whole("positions_for_rank", optional=False, tokens=tokens, cp=cp, ulysses=ulysses)
+    parts = LAYOUTS[layout]
+    check_whole("positions_for_rank", optional=False, tokens=tokens, cp=cp)
     check_whole("positions_for_rank", least=0, most=cp - 1, optional=False, rank=rank)
-    _check_used(layout, cp, ulysses, cu_seqlens)
+    if cu_seqlens is not None and layout != "llama3":
+        raise RopeError(
+            f"positions_for_rank: {layout} ignores documents.",
+            facts={"cu_seqlens": cu_seqlens},
+            cure="Index the documents' positions: rw.positions.positions_from(cu_seqlens)[positions_for_rank(...)].",
+        )
     if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
         raise _wrong_ends(cu_seqlens)
     if tokens % (parts * cp):
@@ -440,50 +440,5 @@ def positions_for_rank(
             cure=f"Pad the sequence to a multiple of {parts * cp} tokens.",
         )
     every = torch.arange(tokens, device="cpu") if cu_seqlens is None else positions_from(cu_seqlens, tokens=tokens)
-    return deal(every, rank, cp // ulysses, ulysses)
-
-
-def _contiguous(every: Tensor, rank: int, ring: int, ulysses: int) -> Tensor:
-    return every.view(ring, -1)[rank]
-
-
-def _head_tail(every: Tensor, rank: int, ring: int, ulysses: int) -> Tensor:
-    ring_rank, of_ulysses = divmod(rank, ulysses)
-    parts = every.view(2 * ring, -1)
-    return torch.cat([parts[ring_rank], parts[2 * ring - 1 - ring_rank]]).view(ulysses, -1)[of_ulysses]
-
-
-def _striped(every: Tensor, rank: int, ring: int, ulysses: int) -> Tensor:
-    return every[rank::ring]
-
-
-LAYOUTS: dict[str, tuple[_Layout, int]] = {
-    "contiguous": (_contiguous, 1),
-    "head-tail": (_head_tail, 2),
-    "striped": (_striped, 1),
-    "zigzag-ulysses": (_head_tail, 2),
-    "llama3": (_contiguous, 1),
-}
-"""The function of each layout, and its parts for each rank; the number of tokens must be a multiple of all parts."""
-
-
-def _check_used(layout: str, cp: int, ulysses: int, cu_seqlens: Tensor | None) -> None:
-    """Raise for an argument that the layout would ignore, and for a Ulysses degree that does not divide the group."""
-    if ulysses != 1 and layout != "zigzag-ulysses":
-        raise RopeError(
-            f"positions_for_rank: {layout} has no Ulysses groups.",
-            facts={"ulysses": ulysses},
-            cure='Leave it out, or choose "zigzag-ulysses".',
-        )
-    if cp % ulysses:
-        raise RopeError(
-            "positions_for_rank: `ulysses` must divide `cp`.",
-            facts={"cp": cp, "ulysses": ulysses},
-            cure="cp is the size of a ring times the size of a Ulysses group.",
-        )
-    if cu_seqlens is not None and layout != "llama3":
-        raise RopeError(
-            f"positions_for_rank: {layout} ignores documents.",
-            facts={"cu_seqlens": cu_seqlens},
-            cure="Index the documents' positions: rw.positions.positions_from(cu_seqlens)[positions_for_rank(...)].",
-        )
+    cut = every.view(parts * cp, -1)
+    return cut[rank] if parts == 1 else torch.cat([cut[rank], cut[2 * cp - 1 - rank]])

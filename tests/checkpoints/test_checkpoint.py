@@ -159,6 +159,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
 def test_one_copy_of_the_weights(tmp_path: Path) -> None:
     """Peak memory is one copy; if bfloat16 is widened, also its mapped file, whose pages the kernel can take back."""

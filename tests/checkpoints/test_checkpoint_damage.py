@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -145,23 +144,6 @@ def test_the_dtype_is_a_floating_one(dtype: Any) -> None:
     """Nothing is read for another."""
     with pytest.raises(RopeError, match="`dtype` must be a floating dtype"):
         load("tiny", dtype=dtype)
-
-
-def test_a_pickle_is_never_opened(folder: Path) -> None:
-    """A file that would run code on unpickling is refused unread."""
-    import pickle
-
-    class Trap:
-        def __reduce__(self) -> Any:
-            return (os.mkdir, (str(folder / "sprung"),))
-
-    path = folder / "pytorch_model.bin"
-    path.write_bytes(pickle.dumps(Trap()))
-    (folder / "model.safetensors").unlink()
-    for source in (folder, path):
-        with pytest.raises(RopeError):
-            load(source)
-    assert not (folder / "sprung").exists()
 
 
 def test_shards(folder: Path) -> None:

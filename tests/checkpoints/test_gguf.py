@@ -308,7 +308,7 @@ def test_truncation_anywhere_is_named(small: bytes, tmp_path_factory: pytest.Tem
 
 
 @given(st.lists(st.tuples(st.integers(0, HEADER), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_damage_is_never_a_traceback(
     small: bytes, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
 ) -> None:

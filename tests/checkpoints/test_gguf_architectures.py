@@ -348,6 +348,7 @@ def wrong() -> Iterator[tuple[str, dict[str, Any]]]:
             yield arch, {**more, key: value}
 
 
+@pytest.mark.thorough
 def test_wrong_values_are_never_a_traceback(tmp_path: Path) -> None:
     """Ropes, or a RopeError."""
     refused = 0

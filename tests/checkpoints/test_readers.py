@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
 from ropewalk import precision
@@ -17,27 +16,10 @@ from ropewalk.checkpoints.opening import fast_copy, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.models.decoder import Decoder
 from ropewalk.rope.scaling import DynamicNTK
 from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.random_models import random_model
 from tests.diagnosis.models import ROPE, random_ids, tiny_decoder
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Decoder]:
-    """A small random Llama of transformers, and our Decoder of the same weights."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=257, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.3,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    folder = tmp_path_factory.mktemp("llama")
-    model.save_pretrained(folder)
-    decoder = rw.load(folder, dtype=torch.float32)
-    decoder.tokenizer = TextTokenizer.bytes()
-    return Reader(model, TextTokenizer.bytes(), "llama"), decoder
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

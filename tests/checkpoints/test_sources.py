@@ -56,15 +56,13 @@ def test_what_is_not_there_is_told_its_neighbours(source: str, words: str, here:
     assert ("hf download" in message) == source.startswith("meta-llama")
 
 
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 @pytest.mark.parametrize("name", ["model.bin", "model.pt", "model.pth", "model.ckpt", "weights"])
-def test_a_file_of_pickles_is_refused_with_the_way_to_convert_it(reader, name: str, tmp_path: Path) -> None:
+def test_a_file_of_pickles_is_refused_with_the_way_to_convert_it(name: str, tmp_path: Path) -> None:
     """By its suffix, or by its first bytes; it is never opened as a pickle."""
     torch.save({"weight": torch.zeros(2)}, tmp_path / name)
-    with pytest.raises(RopeError, match="Pickles are not supported") as refused:
-        reader(str(tmp_path / name))
-    assert "save_pretrained" in str(refused.value)
-    assert "weights_only=True" in str(refused.value)
+    assert re.search(
+        "Pickles are not supported.*save_pretrained.*weights_only=True", message_of(tmp_path / name), re.DOTALL
+    )
 
 
 def test_a_plain_pickle_is_known_by_its_first_bytes(tmp_path: Path) -> None:

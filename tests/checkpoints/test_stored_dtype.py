@@ -178,6 +178,7 @@ def test_the_readers_of_both_libraries(own: Path, foreign: Path) -> None:
     assert products.found != []
 
 
+@pytest.mark.thorough
 def test_verify_and_its_engine(foreign: Path) -> None:
     """Both sides, also for live models on our side."""
     with no_half_products():

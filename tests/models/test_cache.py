@@ -17,7 +17,6 @@ from ropewalk import RopeConfig, RopeError, inverse_frequencies
 from ropewalk.models.attention import Attention
 from ropewalk.models.cache import KVCache
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
-from ropewalk.rotation.backends import choose
 
 DYNAMIC = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(factor=2.0))
 DYNAMIC_PAPER = RopeConfig(8, interleaved=False, max_position_embeddings=16, scaling=DynamicNTK(variant="paper"))
@@ -219,15 +218,3 @@ def test_a_module_that_is_not_plain_is_called(change: str, name: str, monkeypatc
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
         parametrize.register_parametrization(module, "weight", Doubled())
         assert not torch.allclose(attention(x), wanted)
-
-
-@torch.no_grad()
-def test_plain_modules_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a kernel may compute them; the test above would pass without."""
-    attention, seen = small_attention(), list[type]()
-    if not choose(torch.zeros(1)).kernels:
-        pytest.skip("needs the compiled extension")
-    for name in ("q_proj", "v_proj", "o_proj"):
-        monkeypatch.setattr(attention.get_submodule(name), "_call_impl", heard(seen))
-    attention(torch.randn(1, 4, 30))
-    assert seen == []

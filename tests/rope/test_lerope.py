@@ -14,7 +14,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import read_alpha
-from ropewalk.rope.frequencies import columns_of, columns_of_lengths
+from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, LeRoPE, Linear, Proportional, Stacked, YaRN, rule_from_dict
 
@@ -88,15 +88,12 @@ def test_a_method_starts_from_the_learned_frequencies():
 
 @pytest.mark.parametrize("of", [None, DynamicNTK(4.0), YaRN(4.0, 512)])
 def test_it_takes_over_what_its_rule_needs(of):
-    """Lengths, given as a number or as a tensor, act as in the rule without factors."""
+    """Lengths act as in the rule without factors."""
     config = rw.RopeConfig(16, interleaved=True, scaling=LeRoPE(ALPHA, of), max_position_embeddings=64)
     plain = replace(config, scaling=of)
     for length in (32, 64, 300):
         expected = np.array(columns_of(plain, length)) * np.exp(ALPHA)
         np.testing.assert_allclose(columns_of(config, length), expected, rtol=1e-14)
-        if of is not None and of.needs_seq_len:
-            many = columns_of_lengths(config, torch.tensor([length, 2 * length]))
-            np.testing.assert_allclose(many[0], expected, rtol=1e-13)
     names = ("needs_seq_len", "switch_length", "original_length", "scaled_length")
     assert [getattr(config, name) for name in names] == [getattr(plain, name) for name in names]
     assert config.longest_at(100) == plain.longest_at(100)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import json
 import math
 import sys
@@ -20,13 +19,11 @@ from hypothesis import strategies as st
 
 import ropewalk as rw
 from ropewalk.checkpoints.decoder_config import config_from_native, config_to_native
-from ropewalk.rope.frequencies import columns_of_lengths
 from ropewalk.rope.scaling import (
     ABF,
     NTK,
     RULES,
     DynamicNTK,
-    LeRoPE,
     Linear,
     Llama3,
     LongRoPE,
@@ -187,18 +184,6 @@ def test_a_rule_is_read_back_from_ropewalks_own_form() -> None:
     assert rule_from_dict(rule.to_dict()) == rule
 
 
-def test_lengths_in_a_tensor() -> None:
-    """For tracers: dynamic NTK on a fixed scaling, and a fixed rule on one that switches; both at once is refused."""
-    lengths = torch.tensor([100, 4096, 4097, TRAINED, 3 * TRAINED])
-    for config in (stacked(LLAMA, DynamicNTK()), stacked(PHI, Linear(2.0))):
-        rows = columns_of_lengths(config, lengths).numpy()
-        for row, length in zip(rows, lengths.tolist(), strict=True):
-            np.testing.assert_allclose(row, actual(config, length), rtol=1e-12)
-    both = stacked(PHI, DynamicNTK())
-    with pytest.raises(rw.RopeError, match="needs its sequence length as an int"):
-        columns_of_lengths(both, lengths)
-
-
 @pytest.mark.rejects
 def test_what_cannot_be_stacked_is_refused() -> None:
     """No rule below, pairs that do not rotate below."""
@@ -206,52 +191,6 @@ def test_what_cannot_be_stacked_is_refused() -> None:
         Stacked(None, Linear(2.0))  # type: ignore[arg-type]
     with pytest.raises(rw.RopeError, match="pairs that do not rotate"):
         Stacked(Proportional(0.5), Linear(2.0))
-
-
-OWN = {"hf_names", "required_keys", "optional_keys", "from_block", "to_block", "longrope_block", "to_dict"}
-OWN |= {"inv_freq", "inv_freq_of_lengths", "unscaled", "can_be_rounded"}  # what a combination is, or computes itself
-HOOKS = sorted(name for name in vars(Scaling) if not name.startswith("_") and name not in OWN)
-ARGUMENTS = {"ladder_max": 64, "max_position_embeddings": 64, "seq_len": 100, "head_dim": 8, "rotary_dim": 8}
-COMBINATIONS: dict[str, tuple[Any, set[str]]] = {  # and the hooks that another part answers
-    "LeRoPE": (lambda rule: LeRoPE((0.0,) * 4, rule), set()),
-    "Resonance": (Resonance, set()),
-    "Stacked, by": (lambda rule: Stacked(Linear(1.0), rule), {"trained_part"}),
-    "Stacked, of": (lambda rule: Stacked(rule, Linear(1.0)), {"original_length", "target_length", "trained_part"}),
-}
-
-
-def asked(rule: Scaling, hook: str) -> Any:
-    """What a hook returns, or the error that it raises."""
-    member = getattr(rule, hook)
-    if not callable(member):
-        return member
-    names = inspect.signature(member).parameters
-    try:
-        return member(**{name: ARGUMENTS.get(name) for name in names})
-    except rw.RopeError as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("name", COMBINATIONS)
-@pytest.mark.parametrize(
-    "rule",
-    [
-        YaRN(4.0, 16, attention_factor=1.0), YaRN(4.0, 16), DynamicNTK(2.0), LongRoPE((1.0,) * 4, (2.0,) * 4, 16),
-        LongRoPE((1.0,) * 3, (2.0,) * 3, 16), Proportional(0.5), Stacked(Linear(2.0), YaRN(2.0, 32)),
-    ],
-    ids=lambda rule: type(rule).__name__,
-)  # fmt: skip
-def test_a_combination_forwards_every_hook(rule: Scaling, name: str) -> None:
-    """Around one rule that scales, each hook of the base class is that rule's, in the combination if it is a rule."""
-    combine, others = COMBINATIONS[name]
-    try:
-        combination = combine(rule)
-    except rw.RopeError:
-        return
-    for hook in HOOKS:
-        expected = asked(rule, hook)
-        if hook not in others:
-            assert asked(combination, hook) == (combine(expected) if isinstance(expected, Scaling) else expected), hook
 
 
 # --- rules of the caller

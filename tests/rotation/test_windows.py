@@ -7,7 +7,6 @@ import torch
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import apply_rotary_pos_emb_interleave
 
 import ropewalk as rw
-from tests.rotation.backends.truth import turn, wide
 
 ROPE = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True))
 IDS = torch.tensor([0, 7, 300])
@@ -34,19 +33,12 @@ def test_deepseek_in_one_call():
     torch.testing.assert_close(found[1], of_k, atol=1e-6, rtol=0)
 
 
-WAYS = {
-    "window": {"interleaved": True, "rotary_offset": 2, "rotary_dim": 4},
-    "blocks": {"interleaved": False, "blocks": (1, 1), "rotary_dim": 4},
-}
-
-
 @pytest.mark.traced
-@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
-def test_compiled_is_the_plain_expression(options):
+def test_compiled_is_the_plain_expression():
     """One graph, the same numbers; and under vmap."""
     x, angle = some(2, 2, 2, 6), some(2, 2)
     cos, sin = angle.cos(), angle.sin()
-    plain = lambda x: rw.rotate(x, cos, sin, **options)  # noqa: E731
+    plain = lambda x: rw.rotate(x, cos, sin, interleaved=True, rotary_offset=2, rotary_dim=4)  # noqa: E731
     expected = plain(x)
     torch.testing.assert_close(torch.compile(plain, backend="eager", fullgraph=True)(x), expected)
     torch.testing.assert_close(torch.func.vmap(lambda row: plain(row[None])[0])(x), expected)
@@ -59,10 +51,19 @@ def test_blocks_are_each_axis_alone():
     one = rw.RotaryEmbedding(rw.RopeConfig(4, interleaved=False))
     alone = [one.rotate(part, position_ids=PLACES[:, axis]) for axis, part in enumerate(x.split(4, -1))]
     torch.testing.assert_close(found, torch.cat(alone, -1), atol=1e-14, rtol=0)
-    cos, sin = (table.numpy()[None, :, None] for table in rope.cos_sin(PLACES, dtype=torch.float64))
-    right, _ = turn(wide(x), cos, sin, interleaved=False, blocks=(2, 2))
-    torch.testing.assert_close(found, torch.from_numpy(right.astype("float64")), atol=1e-14, rtol=0)
-    assert VISION.blocks == (2, 2)
+    both = rope(x, x[:, :, :1], PLACES)
+    assert torch.equal(both[0], found)
+    assert torch.equal(both[1], found[:, :, :1])
+    place = torch.empty_like(x)
+    assert torch.equal(rope.rotate(x, PLACES, out=place), found)
+    assert torch.equal(place, found)
+    copy = x.clone()
+    assert rope.rotate(copy, PLACES, inplace=True) is copy
+    assert torch.equal(copy, found)
+    learned = rw.rotation.LearnedFrequencies(VISION, mixed=False)
+    torch.testing.assert_close(learned(x, x, PLACES)[0], found, atol=1e-6, rtol=0)
+    with pytest.raises(rw.RopeError, match="paired by themselves"):
+        rw.Attention(16, 2, rope=VISION)
     assert hash(VISION) != hash(rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True))
     assert rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True) != VISION
     whole = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, axes=AXES, axes_restart=True))
@@ -76,10 +77,6 @@ def test_blocks_are_each_axis_alone():
         ({"rotary_offset": 5}, "`rotary_offset` must be a feature"),
         ({"rotary_offset": -4}, "`rotary_offset` must be a feature"),
         ({"rotary_offset": "4"}, "`rotary_offset` must be a feature"),
-        ({"blocks": (1, 3)}, "`blocks` needs half-split pairs"),
-        ({"interleaved": False, "blocks": (1, 2)}, "sum to the pairs of `cos`"),
-        ({"interleaved": False, "blocks": (4, 0)}, "`blocks` must be the number of pairs"),
-        ({"interleaved": False, "blocks": 4}, "`blocks` must be the number of pairs"),
     ],
 )
 def test_refused(changes, message):

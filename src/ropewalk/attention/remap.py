@@ -80,9 +80,8 @@ class Remap:
         assert self._rotary is not None, "an extension that remaps has a rope: Attention checks it"
         rope, (cos, sin, factor) = self._rotary.config, tables
         return rotate(
-            x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, blocks=rope.blocks, scale=factor,
-            layout="bhsd",
-        )  # fmt: skip
+            x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor, layout="bhsd"
+        )
 
     def _tables(self, rule: Rule, index: Tensor) -> tuple[Tensor, Tensor, float]:
         assert self._rotary is not None
@@ -119,8 +118,6 @@ class Remap:
             return None
         assert self._rotary is not None
         before = q.shape[2] >= ROTATE_BEFORE
-        if self._rotary.config.blocks and not before:  # no kernel of attention rotates keys in blocks
-            return None
         regions: list[AttentionRegion] = []
         whole: dict[Rule | None, Tensor] = {}  # rotated keys by rule, which regions may share
         for number, within in bounds:

@@ -116,19 +116,18 @@ def _scalings(
     switch = rope.switch_length
     if arch not in WITH_DIVISORS or rope.rotary_dim != rope.head_dim or (rope.needs_seq_len and switch is None):
         return
-    own_theta = math.nan if isinstance(rope.theta, tuple) else float(rope.theta)
     plain = columns_of(RopeConfig(rope.head_dim, interleaved=False, theta=rope.theta))
     factor = attention_factor_of(rope, (switch or 1) + 1)  # one that depends on the length does not read back
     keys = ({} if factor == 1.0 else {"rope.scaling.attn_factor": factor}) | original | trained
     if switch is None or columns_of(rope, switch) == columns_of(rope, switch + 1):
-        yield own_theta, keys, {"rope_freqs": _divisors(plain, columns_of(rope, (switch or 1) + 1))}
+        yield rope.theta, keys, {"rope_freqs": _divisors(plain, columns_of(rope, (switch or 1) + 1))}
         return
     lists = {
         "rope_factors_short": _divisors(plain, columns_of(rope, switch)),
         "rope_factors_long": _divisors(plain, columns_of(rope, switch + 1)),
     }
     chosen = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": switch}
-    yield own_theta, keys | chosen, lists
+    yield rope.theta, keys | chosen, lists
 
 
 def _yarn(factor: float, rope: RopeConfig) -> dict[str, float]:

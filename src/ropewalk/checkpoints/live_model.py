@@ -8,18 +8,20 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.live_attention import calls_with
 from ropewalk.attention.masks import Branches, TokenLayout
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.models.norm import HALF, is_plain
+from ropewalk.models.norm import HALF
 from ropewalk.precision import slow_dtype, to_float64
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ CHECKED = 6  # tokens of the check, read in two chunks
 HEAD_ROWS = 256  # tokens of one product with the head
 CACHED = 2**19  # logits that a CPU widens and sums at one time: inside its caches it takes a third of the time
 WIDENED_ROWS = 4096  # rows of the head that are float32 at one time
+_LINEAR = nn.Linear.forward
 
 
 class LiveModel:
@@ -332,11 +335,26 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
     shell._modules = dict(model._modules)
     shell._modules[name] = _GivenLayers(base)
     wide, forward = None, "_old_forward" if hasattr(head, "_hf_hook") else "forward"
-    if is_plain(head, nn.Linear, forward) and head.weight.dtype in HALF:
+    if _is_plain(head, forward) and head.weight.dtype in HALF:
         for child, module in model._modules.items():
             if module is head:
                 shell._modules[child], wide = _WideHead(head), child
     return base, shell, wide
+
+
+def _is_plain(head: nn.Module, forward: str) -> bool:
+    """Return whether a call of `head` computes only what `nn.Linear` defines; `forward`: the name of its forward.
+
+    A subclass (also that of a parametrization), a patched forward, and any hook, its own or global, make it False.
+    """
+    own = vars(head)
+    return (
+        type(head) is nn.Linear
+        and nn.Linear.forward is _LINEAR
+        and (forward not in own or own[forward] == MethodType(_LINEAR, head))
+        and not (head._forward_hooks or head._forward_pre_hooks or _has_any_global_hook())  # type: ignore[no-untyped-call]
+        and not (head._backward_hooks or head._backward_pre_hooks)
+    )
 
 
 def likeliest(log_probs: Tensor, count: int) -> Top:

@@ -54,13 +54,12 @@ def preset_entries(source: Checkpoint, title: str, name: str, longest: int = LON
 def _preset_entry(rope: RopeConfig, title: str, name: str, longest: int) -> dict[str, Any]:
     trained = rope.as_trained()
     length = rope.trained_length
-    theta = rope.theta if isinstance(rope.theta, float) else None
     return {
         "id": name,
         "title": title,
         "headDim": rope.head_dim,
         "interleaved": rope.interleaved,
-        "theta": theta,
+        "theta": rope.theta,
         "maxLength": rope.max_position_embeddings,
         "trainedLength": length,
         "plain": _numbers(columns_of(dataclasses.replace(rope, scaling=None), length)),

@@ -100,8 +100,8 @@ def described(rope: RopeConfig) -> str:
 
 
 def theta_of(rope: RopeConfig) -> str:
-    """Return the base as text, or that of each axis."""
-    return " and ".join(f"{theta:,.10g}" for theta in (rope.theta if isinstance(rope.theta, tuple) else (rope.theta,)))
+    """Return the base as text."""
+    return f"{rope.theta:,.10g}"
 
 
 def rotary_model(source: str | Decoder) -> Decoder:

@@ -113,7 +113,7 @@ class Numbered:
 
 def numbered(rope: RopeConfig) -> Iterator[Numbered]:
     """Yield the faults with a number that change the frequencies of a rope."""
-    if isinstance(rope.theta, float) and rope.inv_freq is None:
+    if rope.inv_freq is None:
         yield from (_wrong_theta({rope.theta}, unscaled) for unscaled in (False, True))
     factor = getattr(rope.scaling, "factor", None)
     if rope.scaling is not None and isinstance(factor, int | float):
@@ -126,7 +126,7 @@ def numbered(rope: RopeConfig) -> Iterator[Numbered]:
 def _wrong_theta(own: Collection[float], unscaled: bool) -> Numbered:
     def change(rope: RopeConfig, theta: float) -> RopeConfig:
         rope = rope.unscaled() if unscaled else rope
-        return rope if rope.inv_freq is not None or isinstance(rope.theta, tuple) else replace(rope, theta=theta)
+        return rope if rope.inv_freq is not None else replace(rope, theta=theta)
 
     right = " and ".join(f"{theta:.0f}" for theta in sorted(own))
     return Numbered(f"{'no scaling, ' if unscaled else ''}theta {{:.0f}}", change, right, THETA)
@@ -493,7 +493,7 @@ def _known_as(method: str, positions: ModelRopes) -> str:
 
 def _thetas(expected: ModelRopes, unscaled: bool) -> Iterator[Hypothesis]:
     """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
-    own = {rope.theta for rope in expected.present_ropes if isinstance(rope.theta, float) and rope.inv_freq is None}
+    own = {rope.theta for rope in expected.present_ropes if rope.inv_freq is None}
     thetas = {*THETAS, *(theta * x for theta in own for x in TIMES)} - own
     yield from (_wrong_theta(own, unscaled).at(expected, theta) for theta in sorted(thetas) if own and theta > 1.0)
 

@@ -16,7 +16,6 @@ from ropewalk.models.cache import KVCache
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.models.encodings import resolve
 from ropewalk.models.forward_inputs import ForwardInputs, masked_bias
-from ropewalk.models.norm import projected
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked
@@ -216,8 +215,7 @@ class Attention(nn.Module):
         self, x: Tensor, inputs: ForwardInputs, layer: int, bias: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         # under tensor parallelism a process computes only its own heads
-        parts = projected(x, self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (_split_heads(part, self.head_dim) for part in parts)
+        q, k, v = (_split_heads(layer(x), self.head_dim) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
@@ -270,8 +268,8 @@ class Attention(nn.Module):
     def _projected(self, out: Tensor) -> Tensor:
         """Return the output layer's `[batch, seq, hidden]` of `[batch, heads, seq, head_dim]`."""
         batch, heads, seq, head_dim = out.shape
-        (out,) = projected(out.transpose(1, 2).reshape(batch, seq, heads * head_dim), self.o_proj)
-        return out
+        projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, seq, heads * head_dim))
+        return projected
 
     def _rotate_and_store(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int
@@ -285,7 +283,7 @@ class Attention(nn.Module):
             cos, sin, scale = tables
             check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
             backend = choose(q, None, k, v, cos, sin)
-            turn = Turn(rope.interleaved, scale, False, "bshd", blocks=rope.blocks)
+            turn = Turn(rope.interleaved, scale, False, "bshd")
             store = cache.store(layer, v, layout) if cache is not None and backend.kernels else None
             if cache is not None and store is not None:
                 q, _ = norm_rotated(backend, q, k, cos, sin, turn, None, store)
@@ -399,6 +397,12 @@ def check_rope(rope: RopeConfig, head_dim: int) -> None:
             "Attention: `rope` has a different head_dim.",
             facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
             cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
+        )
+    if rope.axis_blocks:
+        raise RopeError(
+            "Attention: the features of each axis are paired by themselves in this rope.",
+            facts={"rope": rope},
+            cure="Leave `axis_blocks` out, or rotate with rw.RotaryEmbedding(rope) in your own attention.",
         )
 
 

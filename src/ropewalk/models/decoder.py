@@ -18,7 +18,7 @@ from ropewalk.models.cache import KVCache
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
 from ropewalk.models.forward_inputs import ForwardInputs
-from ropewalk.models.norm import RMSNorm, multiplied, projected, residual_stream
+from ropewalk.models.norm import RMSNorm, residual_stream
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.model_ropes import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
@@ -48,8 +48,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., hidden]` for `[..., hidden]`."""
-        up, gate = projected(x, self.up_proj, self.gate_proj)
-        return projected(F.silu(gate) * up, self.down_proj)[0]
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Head(nn.Linear):
@@ -57,7 +57,7 @@ class Head(nn.Linear):
 
     def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
         """Return logits `[..., vocab]` for `[..., hidden]`, or the result of `head_fn`."""
-        return multiplied(hidden, self.weight, self.bias) if head_fn is None else head_fn(hidden, self.weight)
+        return super().forward(hidden) if head_fn is None else head_fn(hidden, self.weight)
 
 
 def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ class Decoder(nn.Module):
             if self.lm_head is not None:
                 return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)  # type: ignore[no-any-return]
             weight = self.embed_tokens.weight
-            return multiplied(hidden, weight) if head_fn is None else head_fn(hidden, weight)
+            return F.linear(hidden, weight) if head_fn is None else head_fn(hidden, weight)
 
     def hidden_states(self, input_ids: Tensor, **arguments: Any) -> Tensor:
         """Return `[batch, seq, hidden]` after the final norm, without the head; arguments as `forward`'s."""

@@ -10,12 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.cache import KVCache
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.norm import evaluating, multiplied
+from ropewalk.models.norm import evaluating
 from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
 from ropewalk.precision import to_float64
 from ropewalk.rope.values import check_whole
@@ -156,7 +157,7 @@ def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | N
     last = hidden[torch.arange(len(hidden), device=hidden.device), ends.clamp(0, seq - 1)]
     if before is not None:
         last = torch.where(((ends >= 0) & (ends < seq))[:, None], last, before)
-    return multiplied(last, weight) if logits else last
+    return F.linear(last, weight) if logits else last
 
 
 def _uncompiled(model: Decoder) -> AbstractContextManager[Any]:

@@ -88,8 +88,8 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
 
 
 def _check_axes(rope: RopeConfig) -> None:
-    """Check that each pair has an axis, each ladder one theta, and each block of features one axis."""
-    axes, restart, theta = rope.axes, rope.axes_restart, rope.theta
+    """Check that each pair has an axis, and each block of features one."""
+    axes, restart = rope.axes, rope.axes_restart
     cure = "False: all axes share one ladder of frequencies (M-RoPE). True: each has its own."
     check_kind("RopeConfig", bool, cure, axes_restart=restart)
     if axes is None and restart:
@@ -103,12 +103,6 @@ def _check_axes(rope: RopeConfig) -> None:
             "RopeConfig: `axes` needs one axis for each pair, numbered from 0 without gaps.",
             facts={"axes": axes, "pairs": rope.pairs},
             cure=_AXES_CURE,
-        )
-    if isinstance(theta, tuple) and (not restart or len(theta) != rope.num_axes):
-        raise RopeError(
-            "RopeConfig: several values of `theta` need `axes_restart`, and one value for each axis.",
-            facts={"theta": theta, "axes": axes, "axes_restart": restart},
-            cure="Pass one number, or axes=axes_from_sections([...]), axes_restart=True and a theta for each axis.",
         )
     cure = "True pairs half-split inside the features of each axis, False across all rotated features."
     check_kind("RopeConfig", bool, cure, axis_blocks=rope.axis_blocks)
@@ -139,8 +133,7 @@ class RopeConfig:
     - `head_dim`: features of one head, even.
     - `interleaved`: True pairs features (0,1), (2,3), ... as in the paper, GPT-J and Meta's Llama. False pairs
       (i, i + rotary_dim/2) as in GPT-NeoX and Hugging Face's Llama. Never guessed.
-    - `theta`: the base; pair i rotates by theta^(-2i/rotary_dim) radians per token. With `axes_restart` it may be a
-      tuple with one base for each axis.
+    - `theta`: the base; pair i rotates by theta^(-2i/rotary_dim) radians per token.
     - `rotary_dim`: number of leading features that rotate (the others pass through); None is head_dim.
     - `scaling`: a rule of `ropewalk.scaling`, or None.
     - `max_position_embeddings`: tokens, from the checkpoint's config.
@@ -164,7 +157,7 @@ class RopeConfig:
     head_dim: int
     _: KW_ONLY
     interleaved: bool = None  # type: ignore[assignment]  # required: the error says how to choose
-    theta: float | tuple[float, ...] = DEFAULT_THETA
+    theta: float = DEFAULT_THETA
     rotary_dim: int | None = None
     scaling: Scaling | None = None
     max_position_embeddings: int | None = None
@@ -183,10 +176,7 @@ class RopeConfig:
         if self.max_position_embeddings is not None:
             length = _whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
             object.__setattr__(self, "max_position_embeddings", length)
-        theta = self.theta
-        object.__setattr__(
-            self, "theta", tuple(map(_base, theta)) if isinstance(theta, (tuple, list)) else _base(theta)
-        )
+        object.__setattr__(self, "theta", _base(self.theta))
         if self.axes is not None:
             object.__setattr__(self, "axes", _whole_axes(self.axes))
         _check_numbers(head_dim, rotary_dim, self.interleaved, self.max_position_embeddings)
@@ -235,10 +225,6 @@ class RopeConfig:
         return (self.rotary_dim or self.head_dim) // 2
 
     @property
-    def _thetas(self) -> tuple[float, ...]:
-        return self.theta if isinstance(self.theta, tuple) else (self.theta,)
-
-    @property
     def num_axes(self) -> int:
         """Return the number of coordinates of a position."""
         return 1 if self.axes is None else max(self.axes) + 1
@@ -252,11 +238,9 @@ class RopeConfig:
     def can_be_extended(self) -> bool:
         """Return whether a different scaling rule may replace this one.
 
-        False if some pairs do not rotate, and if the frequencies are explicit or differ by axis.
+        False if some pairs do not rotate, and if the frequencies are explicit.
         """
-        if self.inv_freq is not None or isinstance(self.theta, tuple):
-            return False
-        return self.scaling is None or self.scaling.can_be_extended
+        return self.inv_freq is None and (self.scaling is None or self.scaling.can_be_extended)
 
     @property
     def switch_length(self) -> int | None:
@@ -316,13 +300,9 @@ class RopeConfig:
                 cure="Call inverse_frequencies(config) for the numbers.",
             )
         if self.axes is None or not self.axes_restart:
-            return (Ladder(self._thetas[0], dim, tuple(range(self.pairs)), limit),)
+            return (Ladder(self.theta, dim, tuple(range(self.pairs)), limit),)
         of_axis = [tuple(p for p, a in enumerate(self.axes) if a == axis) for axis in range(self.num_axes)]
-        thetas = self._thetas * (self.num_axes if len(self._thetas) == 1 else 1)
-        return tuple(
-            Ladder(theta, 2 * len(columns), columns, limit, axis=axis)
-            for axis, (theta, columns) in enumerate(zip(thetas, of_axis, strict=True))
-        )
+        return tuple(Ladder(self.theta, 2 * len(columns), columns, limit) for columns in of_axis)
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -486,15 +466,15 @@ class RopeConfig:
         `from_hf({**base_config, "rope_parameters": block})`. In a model with several thetas the block belongs under its
         layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have no name in transformers: they become
         a block with the same frequencies.
-        **Raises:** `RopeError` if no block can express the config: `inv_freq`, or a theta or scaling for each axis.
+        **Raises:** `RopeError` if no block can express the config: `inv_freq`, or a scaling for each axis.
 
         >>> RopeConfig(head_dim=128, interleaved=False, theta=1e6, rotary_dim=64).to_hf()
         {'rope_type': 'default', 'rope_theta': 1000000.0, 'partial_rotary_factor': 0.5}
         """
-        if self.inv_freq is not None or isinstance(self.theta, tuple):
+        if self.inv_freq is not None:
             raise RopeError(
-                "to_hf: transformers has no block for explicit frequencies, or for a theta for each axis.",
-                facts={"inv_freq": self.inv_freq, "theta": self.theta},
+                "to_hf: transformers has no block for explicit frequencies.",
+                facts={"inv_freq": self.inv_freq},
                 cure="Save the model in ropewalk's own form, whose config contains every field.",
             )
         rotary_dim, ladder = 2 * self.pairs, self.ladders[0]  # if axes have separate ladders, only its theta is used

@@ -15,7 +15,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling.base import Ladder
-from ropewalk.rope.values import Float64, Int, as_whole, check_whole, is_number
+from ropewalk.rope.values import Float64, as_whole, check_whole, is_number
 
 
 @dataclass(frozen=True)
@@ -67,24 +67,6 @@ def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, .
     if torch.compiler.is_compiling():
         return _columns(config, seq_len)
     return _columns_memo(config, seq_len)
-
-
-def columns_of_lengths(config: RopeConfig, seq_len: Int[Tensor, "*batch"]) -> Float64[Tensor, "*batch pairs"]:
-    """Return `columns_of` each length in a tensor, by tensor arithmetic, because tracers cannot read its values.
-
-    The result is within one float64 rounding of `columns_of`. Raises `RopeError` for a rule that needs an int.
-    """
-    if config.scaling is None:
-        raise RopeError(
-            "cos_sin: plain RoPE has the same frequencies at every length.",
-            facts={"seq_len": seq_len},
-            cure="Leave seq_len out.",
-        )
-    device = torch.device("cpu") if seq_len.device.type == "mps" else seq_len.device  # MPS has no float64
-    lengths = seq_len.to(device)[..., None]
-    columns = torch.cat([config.scaling.inv_freq_of_lengths(ladder, lengths) for ladder in config.ladders], dim=-1)
-    order = [column for ladder in config.ladders for column in ladder.columns]
-    return columns[..., sorted(range(len(order)), key=order.__getitem__)]
 
 
 def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:

@@ -27,13 +27,13 @@ _AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens 
 
 def check_one(
     x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None, rotary_offset: object,
-    blocks: object, inplace: bool, out: Tensor | None, name: str = "x",
+    inplace: bool, out: Tensor | None, name: str = "x",
 ) -> Turn:  # fmt: skip
-    """Check all arguments of the rotation of a tensor; return `turn` with its offset and blocks."""
+    """Check all arguments of the rotation of a tensor; return `turn` with its offset."""
     _check_options(turn.scale, turn.inverse, rotary_dim, inplace)
     check_tables(x, cos, sin, turn.interleaved, rotary_dim, turn.layout, name)
-    if type(rotary_offset) is not int or rotary_offset or type(blocks) is not tuple or blocks:
-        turn = _placed(turn, x, cos.shape[-1], rotary_offset, blocks, name)
+    if type(rotary_offset) is not int or rotary_offset:
+        turn = _placed(turn, x, cos.shape[-1], rotary_offset, name)
     if inplace or out is not None:
         _check_target(x, cos, sin, inplace, out, name)
     return turn
@@ -41,7 +41,7 @@ def check_one(
 
 def check_both(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None,
-    rotary_offset: object = 0, blocks: object = (), inplace: bool = False,
+    rotary_offset: object = 0, inplace: bool = False,
 ) -> tuple[Turn, Turn]:  # fmt: skip
     """Check all arguments of the rotation of queries and keys; return the `Turn` of each.
 
@@ -52,11 +52,11 @@ def check_both(
     if not _fits_alike(q, k, cos, turn.layout):
         check_tables(k, cos, sin, turn.interleaved, rotary_dim, turn.layout, "k")
     of_q = of_k = turn
-    if type(rotary_offset) is not int or rotary_offset or type(blocks) is not tuple or blocks:
+    if type(rotary_offset) is not int or rotary_offset:
         pairs = cos.shape[-1]
         both = rotary_offset if isinstance(rotary_offset, tuple) and len(rotary_offset) == 2 else (rotary_offset,) * 2
-        of_q = _placed(turn, q, pairs, both[0], blocks, "q")
-        of_k = _placed(turn, k, pairs, both[1], blocks, "k")
+        of_q = _placed(turn, q, pairs, both[0], "q")
+        of_k = _placed(turn, k, pairs, both[1], "k")
     if inplace:  # both, before either is written
         _check_target(q, cos, sin, True, None, "q")
         _check_target(k, cos, sin, True, None, "k")
@@ -279,8 +279,8 @@ def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout
     )
 
 
-def _placed(turn: Turn, x: Tensor, pairs: int, rotary_offset: object, blocks: object, name: str) -> Turn:
-    """Return `turn` with the offset inside the head and the blocks, if they fit."""
+def _placed(turn: Turn, x: Tensor, pairs: int, rotary_offset: object, name: str) -> Turn:
+    """Return `turn` with the offset, if it is inside the head."""
     first = as_whole(rotary_offset)
     if first is None or not 0 <= first <= x.shape[-1] - 2 * pairs:
         raise RopeError(
@@ -288,21 +288,7 @@ def _placed(turn: Turn, x: Tensor, pairs: int, rotary_offset: object, blocks: ob
             facts={name: x, "pairs": pairs, "rotary_offset": rotary_offset},
             cure="To rotate the last features pass rotary_offset=head_dim - rotary_dim.",
         )
-    counts = [as_whole(count) for count in blocks] if isinstance(blocks, (tuple, list)) else [None]
-    whole = [count for count in counts if count is not None and count > 0]
-    if len(whole) != len(counts) or (whole and sum(whole) != pairs):
-        raise RopeError(
-            "rotate: `blocks` must be the number of pairs of each block of features, and sum to the pairs of `cos`.",
-            facts={"blocks": blocks, "pairs": pairs},
-            cure="For example blocks=(16, 16) for two axes of 16 pairs.",
-        )
-    if whole and turn.interleaved:
-        raise RopeError(
-            "rotate: `blocks` needs half-split pairs; interleaved pairs lie inside their block without it.",
-            facts={"interleaved": turn.interleaved, "blocks": blocks},
-            cure="Leave `blocks` out.",
-        )
-    return turn._replace(rotary_offset=first, blocks=tuple(whole) if len(whole) > 1 else ())
+    return turn._replace(rotary_offset=first)
 
 
 def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tensor | None, name: str) -> None:

@@ -7,15 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.compiled import constant_to_compilers, reasons_for_mathematics
+from ropewalk.compiled import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import (
-    attention_factor_of,
-    check_config,
-    columns_of,
-    columns_of_lengths,
-)
+from ropewalk.rope.frequencies import attention_factor_of, check_config, columns_of
 from ropewalk.rope.tables import (
     COORDINATES,
     check_position_ids,
@@ -64,9 +59,7 @@ class RotaryEmbedding(nn.Module):
         """Return the attention factor at a sequence length (tokens); only Phi-3.5-MoE's depends on it."""
         if not isinstance(seq_len, Tensor):
             return attention_factor_of(self.config, seq_len)
-        if _is_traced(seq_len):
-            factor: float = self._attention_factor_of_all_lengths()
-            return factor
+        _check_seq_len(seq_len)
         factors = {attention_factor_of(self.config, length) for length in seq_len.flatten().tolist()}
         if len(factors) != 1:
             raise RopeError(
@@ -85,7 +78,7 @@ class RotaryEmbedding(nn.Module):
         - `position_ids`: tokens, `[seq]` or `[batch, seq]`; with several axes `[seq, axes]` or `[batch, seq, axes]`.
           Integers of any sign and order, or real coordinates.
         - `seq_len`: tokens, an int or `[batch]`; required if the frequencies depend on it (dynamic NTK, LongRoPE).
-          Under `torch.compile` an int is a constant of the graph, a tensor one of its inputs.
+          Under `torch.compile` it is an int, a constant of the graph.
         - `dtype`: float32 or float64.
 
         **Returns:** two tensors `[..., seq, pairs]` of `dtype`.
@@ -126,7 +119,7 @@ class RotaryEmbedding(nn.Module):
         if not isinstance(seq_len, Tensor):
             return columns_of(config, seq_len)
         if seq_len.ndim == 0:
-            return columns_of_lengths(config, seq_len) if _is_traced(seq_len) else columns_of(config, int(seq_len))
+            return columns_of(config, int(seq_len))
         batch = position_ids.shape[0] if position_ids.ndim == (2 if config.num_axes == 1 else 3) else None
         if seq_len.ndim != 1 or seq_len.shape[0] != batch:
             raise RopeError(
@@ -134,8 +127,6 @@ class RotaryEmbedding(nn.Module):
                 facts={"seq_len": seq_len, "position_ids": position_ids},
                 cure="Give seq_len as [batch] and position_ids as [batch, seq].",
             )
-        if _is_traced(seq_len):
-            return columns_of_lengths(config, seq_len)[:, None]
         rows = [columns_of(config, int(length)) for length in seq_len.tolist()]
         return torch.tensor(rows, dtype=torch.float64, device="cpu")[:, None]
 
@@ -164,16 +155,20 @@ class RotaryEmbedding(nn.Module):
         """
         position_ids = self._positions(q, "q", position_ids, offset, layout)
         cos, sin, turn = self._prepared(q, position_ids, seq_len, layout, False)
-        dim, blocks = self.config.rotary_dim, self.config.blocks
         try:
-            turns = check_both(q, k, cos, sin, turn, dim, rotary_offset, blocks, inplace)
+            turns = check_both(q, k, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"q": q, "k": k}, position_ids, layout, self.config.num_axes)
             self._check_heads(turn, q=q, k=k)
             raise
         self._check_heads(turns[0], q=q)
         self._check_heads(turns[1], k=k)
-        return rotate_both(q, k, cos, sin, turns, inplace, None)
+        if not self.config.axis_blocks:
+            return rotate_both(q, k, cos, sin, turns, inplace, None)
+        for columns, first in blocks_of(self.config):
+            of_q, of_k = (turn._replace(rotary_offset=turn.rotary_offset + first) for turn in turns)
+            q, k = rotate_both(q, k, cos[..., columns], sin[..., columns], (of_q, of_k), inplace, None)
+        return q, k
 
     def rotate(
         self,
@@ -192,15 +187,27 @@ class RotaryEmbedding(nn.Module):
         """Rotate one tensor as `forward` rotates queries; the other arguments are those of `rotate`."""
         position_ids = self._positions(x, "x", position_ids, offset, layout)
         cos, sin, turn = self._prepared(x, position_ids, seq_len, layout, inverse)
-        dim, blocks = self.config.rotary_dim, self.config.blocks
         try:
-            turn = check_one(x, cos, sin, turn, dim, rotary_offset, blocks, inplace, out)
+            turn = check_one(x, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace, out)
         except RopeError:  # the user passed positions, not tables
             check_rows("RotaryEmbedding", {"x": x}, position_ids, layout, self.config.num_axes)
             self._check_heads(turn, x=x)
             raise
         self._check_heads(turn, x=x)
-        return rotate_one(x, cos, sin, turn, inplace, out, backend)
+        return self._rotated(x, cos, sin, turn, inplace, out, backend)
+
+    def _rotated(
+        self, x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
+    ) -> Tensor:
+        """Rotate a tensor by checked arguments; the last of several blocks writes into `out`."""
+        if not self.config.axis_blocks:
+            return rotate_one(x, cos, sin, turn, inplace, out, backend)
+        blocks = blocks_of(self.config)
+        for columns, first in blocks:
+            own = turn._replace(rotary_offset=turn.rotary_offset + first)
+            target = out if first == blocks[-1][1] else None
+            x = rotate_one(x, cos[..., columns], sin[..., columns], own, inplace, target, backend)
+        return x
 
     def shift(
         self,
@@ -240,10 +247,9 @@ class RotaryEmbedding(nn.Module):
         cos, sin, turn = self._prepared(keys, self._deltas(keys, delta, tokens, layout), seq_len, layout, False)
         cos, sin = (table.expand(*table.shape[:-2], tokens, table.shape[-1]) for table in (cos, sin))
         turn = turn._replace(scale=1.0)
-        dim, blocks = self.config.rotary_dim, self.config.blocks
-        turn = check_one(keys, cos, sin, turn, dim, rotary_offset, blocks, inplace, None, "keys")
+        turn = check_one(keys, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace, None, "keys")
         self._check_heads(turn, keys=keys)
-        return rotate_one(keys, cos, sin, turn, inplace, None, None)
+        return self._rotated(keys, cos, sin, turn, inplace, None, None)
 
     def _deltas(self, keys: Tensor, delta: int | Tensor, tokens: int, layout: Layout) -> Tensor:
         """Return `delta` as position ids, with one row if all keys move alike."""
@@ -322,25 +328,25 @@ class RotaryEmbedding(nn.Module):
         exact = getattr(x, "dtype", None) == torch.float64
         return *self._cos_sin(position_ids, seq_len, torch.float64 if exact else torch.float32), turn
 
-    # A constant, because dynamo hides error messages; a method, because torch 2.11 cannot pass a config to a function.
-    @constant_to_compilers
-    def _attention_factor_of_all_lengths(self) -> float:
-        """Return the attention factor of an unknown length; raise if it depends on the length."""
-        try:
-            return attention_factor_of(self.config)
-        except RopeError as error:
-            raise RopeError(
-                "attention_factor_at: the factor depends on the length, which a tracer cannot read from a tensor.",
-                facts={"scaling": self.config.scaling},
-                cure="Pass seq_len as an int: the graph is then compiled for it.",
-            ) from error
+
+def blocks_of(config: RopeConfig) -> list[tuple[slice, int]]:
+    """Return the columns of the tables and the first feature of each block of a head that is half-split by itself."""
+    sizes = config.blocks or (config.pairs,)
+    firsts = [sum(sizes[:n]) for n in range(len(sizes))]
+    return [(slice(first, first + size), 2 * first) for first, size in zip(firsts, sizes, strict=True)]
 
 
 def _check_seq_len(seq_len: int | Tensor) -> None:
     """Check that `seq_len` is a whole number of tokens, at least 1, or a tensor of integers."""
     if isinstance(seq_len, Tensor):
         whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
-        whole = whole and (_is_traced(seq_len) or bool((seq_len >= 1).all()))
+        if whole and (seq_len.is_meta or reasons_for_mathematics(seq_len)):
+            raise RopeError(
+                "cos_sin: a tracer cannot read `seq_len` from a tensor.",
+                facts={"seq_len": seq_len},
+                cure="Pass seq_len as an int: the graph is then compiled for it.",
+            )
+        whole = whole and bool((seq_len >= 1).all())
     else:
         whole = isinstance(seq_len, int | torch.SymInt) and not isinstance(seq_len, bool) and seq_len >= 1
     if not whole:
@@ -349,11 +355,6 @@ def _check_seq_len(seq_len: int | Tensor) -> None:
             facts={"seq_len": seq_len},
             cure="Pass the total length that the window or the cache will reach.",
         )
-
-
-def _is_traced(x: Tensor) -> bool:
-    """Return whether a tensor's numbers cannot be read, or would become constants of a graph."""
-    return x.device.type == "meta" or bool(reasons_for_mathematics(x))
 
 
 def apply_rotary_pos_emb(

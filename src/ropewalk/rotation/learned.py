@@ -15,6 +15,7 @@ from ropewalk.rope.frequencies import attention_factor_of, check_config, inverse
 from ropewalk.rope.tables import check_position_ids
 from ropewalk.rope.values import MOST_SIZE, Float, Real, check_whole
 from ropewalk.rotation.checks import Layout
+from ropewalk.rotation.embedding import blocks_of
 from ropewalk.rotation.rotate import rotate_qk
 
 
@@ -83,9 +84,14 @@ class LearnedFrequencies(nn.Module):
         if layout == "thd":
             cos, sin = cos[0], sin[0]
         config = self.config
-        options: dict[str, Any] = {"rotary_dim": config.rotary_dim, "blocks": config.blocks, "layout": layout}
         scale = attention_factor_of(config)
-        return rotate_qk(q, k, cos, sin, interleaved=config.interleaved, scale=scale, **options)
+        for columns, first in blocks_of(config):
+            tables = cos[..., columns], sin[..., columns]
+            q, k = rotate_qk(
+                q, k, *tables, interleaved=config.interleaved, rotary_dim=2 * tables[0].shape[-1], rotary_offset=first,
+                scale=scale, layout=layout,
+            )  # fmt: skip
+        return q, k
 
     def cos_sin(
         self, position_ids: Real[Tensor, "*positions"]

@@ -20,7 +20,6 @@ def rotate(
     interleaved: bool,
     rotary_dim: int | None = None,
     rotary_offset: int = 0,
-    blocks: tuple[int, ...] = (),
     scale: float = 1.0,
     layout: Layout = "bshd",
     inverse: bool = False,
@@ -39,8 +38,6 @@ def rotate(
       transformers' tables of half a head, which contain each angle twice, have the shape of tables for the whole head.
     - `rotary_offset`: first rotated feature. Multi-head latent attention rotates the end of a head:
       head_dim - rotary_dim.
-    - `blocks`: with `interleaved=False`, the pairs of each block of features that is half-split separately, in order:
-      `config.blocks` of a `RopeConfig` with `axis_blocks`.
     - `scale`: factor of the rotated features (an attention factor), applied in the same pass.
     - `layout`: `"bshd"` `[batch, seq, heads, head_dim]`, `"bhsd"` `[batch, heads, seq, head_dim]` or `"thd"`
       `[tokens, heads, head_dim]`.
@@ -61,7 +58,7 @@ def rotate(
     [0.0, 1.0]
     """
     turn = Turn(interleaved, scale, inverse, layout)
-    turn = check_one(x, cos, sin, turn, rotary_dim, rotary_offset, blocks, inplace, out)
+    turn = check_one(x, cos, sin, turn, rotary_dim, rotary_offset, inplace, out)
     return rotate_one(x, cos, sin, turn, inplace, out, backend)
 
 
@@ -74,7 +71,6 @@ def rotate_qk(
     interleaved: bool,
     rotary_dim: int | None = None,
     rotary_offset: int | tuple[int, int] = 0,
-    blocks: tuple[int, ...] = (),
     scale: float = 1.0,
     layout: Layout = "bshd",
     inverse: bool = False,
@@ -96,7 +92,7 @@ def rotate_qk(
     True
     """
     turn = Turn(interleaved, scale, inverse, layout)
-    turns = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset, blocks, inplace)
+    turns = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset, inplace)
     return rotate_both(q, k, cos, sin, turns, inplace, backend)
 
 

@@ -381,6 +381,6 @@ def described(positions: ModelRopes) -> str:
         name = rope.scaling.rope_type
         given = {key: getattr(rope.scaling, key, None) for key in ("factor", "original_max_position_embeddings")}
         numbers = [f"{key} {value:g}" for key, value in given.items() if isinstance(value, int | float)]
-    if not isinstance(rope.theta, tuple) and rope.inv_freq is None:
+    if rope.inv_freq is None:
         numbers.append(f"theta {rope.theta:.0f}")
     return name + (f" ({', '.join(numbers)})" if numbers else "") + "".join(f", {name}" for name in sorted(extensions))

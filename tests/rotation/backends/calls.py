@@ -57,7 +57,6 @@ class Call:
     scale: float = 1.0
     inverse: bool = False
     first: int = 0
-    blocks: tuple[int, ...] = ()
     per_row: bool = False
     per_head: bool = False
     four: bool = False
@@ -79,7 +78,7 @@ class Call:
     def turned(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray, *, back: bool) -> tuple[np.ndarray, np.ndarray]:
         """The truth; `back` turns the other way."""
         return truth.turn(x, cos, sin, interleaved=self.interleaved, inverse=self.inverse != back, scale=self.scale,
-                          first=self.first, blocks=self.blocks)  # fmt: skip
+                          first=self.first)  # fmt: skip
 
     def table_shape(self) -> tuple[int, ...]:
         heads = (self.heads if self.per_head else 1,) if self.per_head or self.four else ()
@@ -108,8 +107,8 @@ def check_call(call: Call, place: Place) -> None:
     given = [call.x.arena(v.shape, call.dtype, place.device).holding(v) for v in values]
     other = [call.y.arena(v.shape, call.dtype, place.device) for v in values]
     options = {"interleaved": call.interleaved, "rotary_dim": 2 * call.pairs, "scale": call.scale,
-               "inverse": call.inverse, "layout": call.layout, "backend": place.backend, "rotary_offset": call.first,
-               "blocks": call.blocks}  # fmt: skip
+               "inverse": call.inverse, "layout": call.layout, "backend": place.backend,
+               "rotary_offset": call.first}  # fmt: skip
     cos_sin = [table.x for table in tables]
     cos, sin = (call.against(truth.wide(table.x)) for table in tables)
     sources = [truth.wide(g.x) for g in given]
@@ -152,14 +151,13 @@ def calls(draw: st.DrawFn) -> Call:
     form = draw(st.sampled_from(FORMS))
     per_head, interleaved = draw(st.booleans()), draw(st.booleans())
     pairs, passing = draw(st.sampled_from(PAIRS)), draw(st.sampled_from([0, 0, 1, 2, 7, 16]))
-    count = draw(st.integers(0, pairs - 1)) if not interleaved and draw(st.booleans()) else 0
     return Call(
         dtype=draw(st.sampled_from(list(truth.FORMATS))), interleaved=interleaved, form=form,
         layout=draw(st.sampled_from(["bshd", "bhsd", "thd"])), batch=draw(st.integers(1, 3)),
         seq=draw(st.sampled_from([1, 2, 5, 16, 17, 33])), heads=draw(st.sampled_from([1, 2, 3, 5, 17])),
         kv_heads=0 if per_head else draw(st.integers(0, 3)), pairs=pairs,
         passing=passing, first=draw(st.sampled_from([0, 0, passing, passing // 2])),
-        blocks=(count, pairs - count) if count else (), scale=draw(st.sampled_from([1.0, 0.75, -1.3, 2.0])),
+        scale=draw(st.sampled_from([1.0, 0.75, -1.3, 2.0])),
         inverse=draw(st.booleans()), per_row=draw(st.booleans()), per_head=per_head, four=draw(st.booleans()),
         double_tables=draw(st.booleans()), x=draw(lies(expanded=form != "in place")), y=draw(lies()),
         table=draw(lies(expanded=True)), seed=draw(st.integers(0, 99)),

@@ -24,7 +24,6 @@ class NormCall:
 
     - `size`: of the features; `weights`: the dtype of the weights, None for no norm.
     - `skipped`: every so many tokens have no slot; `own_slots`: each sequence has its own.
-    - `joint`: one norm over all heads of a token.
     """
 
     call: Call
@@ -33,7 +32,6 @@ class NormCall:
     weights: torch.dtype | None = torch.float32
     skipped: int = 3
     own_slots: bool = False
-    joint: bool = False
     cache: Lie = field(default_factory=Lie)
 
     def inputs(self, place: Place) -> tuple[list[Arena], list[Tensor], list[Arena]]:
@@ -46,8 +44,8 @@ class NormCall:
                   for n in (call.heads, call.kv_heads, call.kv_heads)]  # fmt: skip
         given = [call.x.arena(v.shape, call.dtype, place.device).holding(v) for v in values]
         dim = values[0].shape[-1]
-        weights = [(torch.rand(n * dim, generator=source) + 0.5).to(place.device, self.weights or torch.float32)
-                   for n in ((call.heads, call.kv_heads) if self.joint else (1, 1))]  # fmt: skip
+        weights = [(torch.rand(dim, generator=source) + 0.5).to(place.device, self.weights or torch.float32)
+                   for _ in range(2)]  # fmt: skip
         return given, weights, tables
 
     def slots(self, device: str) -> Tensor:
@@ -62,7 +60,7 @@ class NormCall:
 
 def _options(norm: NormCall, place: Place) -> dict:
     call = norm.call
-    return {"eps": norm.eps, "joint": norm.joint, "interleaved": call.interleaved, "rotary_dim": 2 * call.pairs,
+    return {"eps": norm.eps, "interleaved": call.interleaved, "rotary_dim": 2 * call.pairs,
             "scale": call.scale, "layout": call.layout, "backend": place.backend}  # fmt: skip
 
 
@@ -71,13 +69,7 @@ def _expected(norm: NormCall, x: Tensor, weight: Tensor, tables: list[Arena]) ->
     call, values = norm.call, truth.wide(x)
     roundings = 1.0
     if norm.weights is not None:
-        of_heads = truth.wide(weight).reshape(-1, x.shape[-1])
-        if norm.joint:
-            head = 1 if call.layout == "bhsd" else -2
-            values = values / np.sqrt((values * values).mean((head, -1), keepdims=True) + norm.eps)
-            values = values * (of_heads[:, None] if call.layout == "bhsd" else of_heads)
-        else:
-            values, _ = truth.rms_norm(values, of_heads[0], norm.eps)
+        values, _ = truth.rms_norm(values, truth.wide(weight), norm.eps)
         roundings = 2.0 + x.shape[-1] / 128
     cos, sin = (call.against(truth.wide(table.x)) for table in tables)
     right, lengths = call.turned(values, cos, sin, back=False)
@@ -163,7 +155,7 @@ def _plain(norm: NormCall, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) 
     """The call in float64, and 1 / rms."""
     r = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     y, pairs = x * r * weight, norm.call.pairs
-    a, b = (torch.tensor(i) for i in truth.places_of(pairs, norm.call.interleaved))
+    a, b = (torch.from_numpy(i) for i in truth.places_of(pairs, norm.call.interleaved))
     first, second = y[..., a], y[..., b]
     joined = torch.cat((first * cos - second * sin, first * sin + second * cos), -1) * norm.call.scale
     return y.index_copy(-1, torch.cat((a, b)), joined), r

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 import ropewalk as rw
 from tests.rotation.backends import truth
 from tests.rotation.backends.arena import Arena
-from tests.rotation.backends.calls import FORMS, Call, Lie, calls, check_call
+from tests.rotation.backends.calls import Call, Lie, calls, check_call
 
 BATCH, SEQ, HEADS, DIM = 2, 5, 4, 8
 SHAPE = (BATCH, SEQ, HEADS, DIM)
@@ -20,22 +20,6 @@ SHAPE = (BATCH, SEQ, HEADS, DIM)
 def test_any_call(call, kernels):
     """Whatever the dtype, shape, strides, tables and direction: right, and no byte elsewhere read or written."""
     check_call(call, kernels)
-
-
-LIES = {
-    "aligned": Lie(offset=0), "odd": Lie(offset=7), "padded": Lie(gaps=(5, 3, 1)), "features apart": Lie(step=3),
-    "heads outside": Lie(order=1), "batch inside": Lie(order=5, gaps=(0, 2, 0)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
-def test_guarded(lie, form, place):
-    """Each way of lying, in each form, with whole vectors and a rest, alone and beside keys."""
-    for interleaved in (False, True):
-        for dtype in (torch.float32, torch.bfloat16):
-            for kv_heads in (0, 2):
-                check_call(Call(dtype, interleaved, form, kv_heads=kv_heads, pairs=19, passing=3, x=lie, y=lie), place)
 
 
 @pytest.mark.parametrize("where", [0, 1], ids=["batch", "tokens"])

@@ -99,38 +99,6 @@ def test_windows(changes, place):
     check_store(replace(NORM, call=replace(CALL, **changes)), place)
 
 
-@pytest.mark.parametrize("changes", [
-    {"layout": "bhsd"}, {"dtype": BF16, "layout": "thd"}, {"interleaved": True, "x": Lie(step=3)}, {"dtype": BF16},
-], ids=str)  # fmt: skip
-def test_joint_norm(changes, place):
-    """The same for a norm over all heads of a token, into a cache or not."""
-    norm = replace(NORM, call=replace(CALL, **changes), joint=True, weights=torch.float32)
-    check_store(norm, place)
-    check_norm(norm, place)
-
-
-def test_joint_norm_as_olmo2():
-    """RMSNorm over all heads and the rotation, as OLMo 2's layers; its gradients are those of the plain expression."""
-    from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
-
-    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
-    cos, sin = rope.cos_sin(torch.arange(5))
-    q, k = torch.randn(2, 5, 4, 8, requires_grad=True), torch.randn(2, 5, 2, 8, requires_grad=True)
-    norms = [Olmo2RMSNorm(x.shape[-2] * 8, eps=1e-5) for x in (q, k)]
-    for norm in norms:
-        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
-    normed = [norm(x.flatten(-2)).view_as(x) for norm, x in zip(norms, (q, k), strict=True)]
-    expected = rw.rotate_qk(*normed, cos, sin, interleaved=False)
-    weights = [norm.weight for norm in norms]
-    with torch.no_grad():
-        alone = rw.fused.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
-    trained = rw.fused.qk_norm_rotate(q, k, *weights, cos, sin, eps=1e-5, joint=True, interleaved=False)
-    leaves = [q, k, *weights]
-    found, right = (torch.autograd.grad(sum(x.square().sum() for x in pair), leaves) for pair in (trained, expected))
-    for a, b in zip([*alone, *trained, *found], [*expected, *expected, *right], strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.rejects
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -153,7 +121,7 @@ def test_refused(changes, message):
     with pytest.raises(rw.RopeError, match="loses gradients"):
         rw.fused.rotate_store(x.clone().requires_grad_(), x, table, table, store, interleaved=False)
     with pytest.raises(rw.RopeError, match="weights one float"):
-        rw.fused.qk_norm_rotate(x, x, *([torch.ones(8)] * 2), table, table, joint=True, interleaved=False)
+        rw.fused.qk_norm_rotate(x, x, *([torch.ones(7)] * 2), table, table, interleaved=False)
 
 
 @pytest.mark.parametrize("backend", ["reference", None])

@@ -49,7 +49,7 @@ def check(form: str) -> None:
             for call in (some, replace(some, kv_heads=2, inverse=True), replace(some, per_row=True, per_head=True)):
                 calls.check_call(call, PLACE)
         beside_keys = replace(whole, kv_heads=2, x=Lie(), y=Lie())
-        for call in (replace(beside_keys, first=2), replace(beside_keys, interleaved=False, first=1, blocks=(1, 3))):
+        for call in (replace(beside_keys, first=2), replace(beside_keys, interleaved=False, first=1)):
             calls.check_call(call, PLACE)
 
 
@@ -132,8 +132,6 @@ EVERYWHERE: dict[str, tuple[Rotate, str]] = {
     "pairing": (of_turn(lambda turn: turn._replace(interleaved=not turn.interleaved)), WRONG),
     "no scale": (of_turn(lambda turn: turn._replace(scale=1.0)), WRONG),
     "the first features": (of_turn(lambda turn: turn._replace(rotary_offset=0)), WRONG),
-    "blocks swapped": (of_turn(lambda turn: turn._replace(blocks=turn.blocks[::-1])), WRONG),
-    "one block": (of_turn(lambda turn: turn._replace(blocks=())), WRONG),
     "the row before": (of_tables(lambda table, tokens: table.roll(1, tokens)), WRONG),
     "last row": (of_tables(last_row), WRONG),
     "tables in 16 bits": (of_tables(lambda table, tokens: table.bfloat16().to(table.dtype)), WRONG),
@@ -189,7 +187,7 @@ def _norm(what: str) -> None:
         for layout in ("bshd", "bhsd", "thd"):
             call = Call(dtype, layout == "thd", "fresh", layout=layout, heads=3, kv_heads=2, pairs=4, passing=2)
             norm = NormCall(call, eps=1e-2, own_slots=True, cache=Lie(gaps=(2, 2, 2)))
-            for each in (norm, replace(norm, weights=None), replace(norm, joint=True)) if what == "store" else (norm,):
+            for each in (norm, replace(norm, weights=None)) if what == "store" else (norm,):
                 CHECKS_OF_NORMS[what](each, PLACE)
 
 
@@ -244,13 +242,6 @@ def norm_rounds_between(q, k, cos, sin, turn, norm, store):
     return cpu.norm_rotate(q, k, cos, sin, turn, None, store)
 
 
-def norm_of_each_head(q, k, cos, sin, turn, norm, store):
-    """The call asks for one norm over all heads."""
-    if norm is not None and norm.joint:
-        norm = Norm(norm.q_weight[: q.shape[-1]], norm.k_weight[: q.shape[-1]], norm.eps)
-    return cpu.norm_rotate(q, k, cos, sin, turn, norm, store)
-
-
 def stores(change: Callable[[Store], Store]) -> Callable:
     def norm_rotate(q, k, cos, sin, turn, norm, store):
         turned, _ = cpu.norm_rotate(q, k, cos, sin, turn, norm, change(store))
@@ -270,11 +261,10 @@ def stores(change: Callable[[Store], Store]) -> Callable:
         ("store", {"norm_rotate": stores(lambda s: s._replace(values=s.values.clone()))}),
         ("store", {"norm_rotate": stores(lambda s: s._replace(fresh=-s.fresh))}),
         ("store", {"norm_rotate": stores(lambda s: s._replace(keys=s.values, values=s.keys))}),
-        ("store", {"norm_rotate": norm_of_each_head}),
         ("gradients", {"rotate": of_turn(lambda turn: turn._replace(inverse=False))}),
     ],
     ids=["rounded between", "rounded between, stored", "a slot later", "skipped slots", "slots of one sequence",
-         "no values", "other values", "keys and values swapped", "norm of each head", "one way"],
+         "no values", "other values", "keys and values swapped", "one way"],
 )  # fmt: skip
 def test_found_where_norms_store_and_go_back(what, fault, sabotage):
     """Faults of the cache's rows, and a rotation that turns the same way back."""

@@ -15,20 +15,6 @@ from tests.rotation.backends.calls import FORMS, Call, check_call
 from tests.rotation.backends.truth import FORMATS
 
 FURTHEST = 10_000_000
-HEAD_DIMS = (2, 6, 8, 64, 80, 96, 112, 128, 192, 256)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("heads", [1, 3, 17])
-def test_heads_and_features(heads, interleaved, place):
-    """Every head_dim with every number of heads and dtype, fewer keys than queries, each time in another form."""
-    for number, dim in enumerate(HEAD_DIMS):
-        for kind, dtype in enumerate(FORMATS):
-            keys = (0, 1, heads)[number % 3]
-            for form in (FORMS[(number + kind) % 4], FORMS[(number + kind + 2) % 4])[: 1 if heads == 1 else 2]:
-                seq = 1 if heads == 1 else 2 if place.backend == "triton" else 3
-                check_call(Call(dtype, interleaved, form, batch=1, seq=seq, heads=heads, kv_heads=keys, pairs=dim // 2),
-                           place)  # fmt: skip
 
 
 @pytest.mark.rejects

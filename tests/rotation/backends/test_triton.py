@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -156,27 +152,3 @@ def test_norms(dtype, check):
     call = Call(dtype, False, "fresh", seq=3, heads=3, kv_heads=1, pairs=5, passing=22)
     for each in (call, replace(call, interleaved=True, layout="bhsd", x=Lie(order=1, gaps=(3, 1, 0)), passing=0)):
         check(NormCall(each, weights=dtype), PLACE)
-
-
-@pytest.mark.thorough
-def test_compiled_ahead(tmp_path):
-    """Compiled for an H100 nothing spills, and accesses of 128 features are 16 bytes wide, of queries and of keys."""
-    pytest.importorskip("triton.backends.nvidia.compiler")
-    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    others = [f"{kernel}, {dtype}, half" for kernel in ("rotate in blocks", "norm of all heads into a cache")
-              for dtype in ("bfloat16", "float32")]  # fmt: skip
-    windows = ["rotate a window, bfloat16, interleaved", "rotate a window, float32, half"]
-    command = [sys.executable, "-m", "tests.rotation.backends.compile_ahead", "rotate", "norm", *windows, *others]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found) == 12
-    assert all(kernel["spilled"] == 0 for kernel in found.values()), found
-    for name, kernel in found.items():
-        if name.split(",")[0] not in ("rotate", "norm"):
-            continue
-        wide = {"ld.global.v4.b32", "st.global.v4.b32"}
-        weights = {"ld.global.b16"} if name == "norm, bfloat16, interleaved" else set()
-        assert set(kernel["accesses"]) == wide | weights, name
-        assert kernel["accesses"]["st.global.v4.b32"] == 8, name  # two in each half, of queries and of keys
-        assert kernel["registers"] <= 96, name

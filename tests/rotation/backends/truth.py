@@ -36,27 +36,22 @@ def wide(x: torch.Tensor) -> Array:
     return numbers.astype(np.longdouble) if x.dtype == torch.float64 else numbers
 
 
-def places_of(pairs: int, interleaved: bool, first: int = 0, blocks: tuple[int, ...] = ()) -> tuple[list, list]:
-    """Numbers of the first and of the second feature of every pair: neighbours, halves, or halves of each block."""
-    firsts, seconds = [], []
-    for count in blocks or (pairs,):
-        for j in range(count):
-            firsts.append(first + 2 * j if interleaved else first + j)
-            seconds.append(first + 2 * j + 1 if interleaved else first + count + j)
-        first += 2 * count
-    return firsts, seconds
+def places_of(pairs: int, interleaved: bool, first: int = 0) -> tuple[Array, Array]:
+    """Numbers of the first and of the second feature of every pair: neighbours, or halves."""
+    count = np.arange(pairs)
+    return (first + 2 * count, first + 2 * count + 1) if interleaved else (first + count, first + pairs + count)
 
 
 def turn(
     x: Array, cos: Array, sin: Array, *, interleaved: bool, inverse: bool = False, scale: float = 1.0,
-    first: int = 0, blocks: tuple[int, ...] = (),
+    first: int = 0,
 ) -> tuple[Array, Array]:  # fmt: skip
     """`x` turned by tables that broadcast against `x[..., :pairs]`, and the length of every feature's pair.
 
     Pairs lie from feature `first` on. Features that do not turn are as they were, of length 0.
     """
     pairs = cos.shape[-1]
-    i, j = places_of(pairs, interleaved, first, blocks)
+    i, j = places_of(pairs, interleaved, first)
     a, b = x[..., i], x[..., j]
     y, lengths = np.array(x), np.zeros(x.shape)
     with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN, and meant

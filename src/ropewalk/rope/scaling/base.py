@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, get_type_hints
 
-import torch
-from torch import Tensor
-
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import TRAINED_KEY, Block, read_value
 
@@ -22,7 +19,6 @@ class Ladder:
     - `columns`: index of each frequency among all pairs of the head.
     - `max_position_embeddings`: the config's, tokens.
     - `divisors`: one for each pair; the scaling that the model was trained with divides the frequencies by them.
-    - `axis`: number of the axis; None if all axes share the ladder.
     """
 
     theta: float
@@ -30,7 +26,6 @@ class Ladder:
     columns: tuple[int, ...]
     max_position_embeddings: int | None = None
     divisors: tuple[float, ...] | None = None
-    axis: int | None = None
 
     def inv_freq(self, theta: float | None = None) -> list[float]:
         """Return inverse frequencies in radians per token, one per pair, highest first."""
@@ -74,10 +69,8 @@ class Scaling(ABC):
     - `rope_type`: short name. `hf_names`: names in Hugging Face configs, () if it has none.
     - `required_keys`, `optional_keys`: fields of a Hugging Face block, with the same spelling.
     - `needs_seq_len`: the frequencies depend on the sequence length.
-    - `starts_at_max_length`: the rule starts from max_position_embeddings, which must be set and is kept by an export.
     - `reads_max_length`: the rule's numbers depend on max_position_embeddings.
     - `can_be_extended`: False if some pairs do not rotate: no other rule can replace this one.
-    - `can_be_rounded`: Resonance may round its wavelengths (never with `needs_seq_len`).
     """
 
     rope_type: ClassVar[str]
@@ -85,10 +78,8 @@ class Scaling(ABC):
     required_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
     needs_seq_len: ClassVar[bool] = False
-    starts_at_max_length: ClassVar[bool] = False
     reads_max_length: ClassVar[bool] = False
     can_be_extended: ClassVar[bool] = True
-    can_be_rounded: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -97,23 +88,6 @@ class Scaling(ABC):
     @abstractmethod
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         """Return the scaled inverse frequencies, radians per token, one per pair of the ladder."""
-
-    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
-        """Return `inv_freq` of each length in a tensor `[*batch, 1]`: float64 `[*batch, pairs]`.
-
-        For tracers, which cannot read the values of a tensor. Raises `RopeError` for a rule that needs an int.
-        """
-        if self.switch_length is None:
-            raise RopeError(
-                f"cos_sin: {type(self).__name__} needs its sequence length as an int, which a tracer cannot read.",
-                facts={"seq_len": lengths, "scaling": self},
-                cure="Pass seq_len as an int.",
-            )
-        before, after = (
-            torch.tensor(self.inv_freq(ladder, length), dtype=torch.float64, device=lengths.device)
-            for length in (self.switch_length, self.switch_length + 1)
-        )
-        return torch.where(lengths > self.switch_length, after, before)
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
         """Return the factor of queries and of keys; `ladder_max` is the config's max_position_embeddings."""
@@ -162,12 +136,7 @@ class Scaling(ABC):
 
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         """Raise `RopeError` if the rule does not fit a RopeConfig of these numbers."""
-        if self.starts_at_max_length and max_position_embeddings is None:
-            raise RopeError(
-                f"RopeConfig: {type(self).__name__} starts at max_position_embeddings, which is not set.",
-                facts={"scaling": self},
-                cure="Pass the trained length as max_position_embeddings.",
-            )
+        return
 
     @classmethod
     def from_block(cls, block: Block, max_position_embeddings: int | None) -> Scaling:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.rope.scaling.base import RULES, Ladder, Scaling
+from ropewalk.rope.scaling.base import Ladder, Scaling
 from ropewalk.rope.scaling.yarn import LongRoPE
 from ropewalk.rope.values import as_tuple, is_number
 
@@ -21,8 +20,6 @@ class Combination(Scaling):
 
     Each hook of `Scaling` asks all of these parts, and the last one for lengths.
     """
-
-    can_be_rounded: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple[Scaling, ...]:
@@ -38,10 +35,6 @@ class Combination(Scaling):
     @property
     def needs_seq_len(self) -> bool:  # type: ignore[override]
         return any(part.needs_seq_len for part in self.parts)
-
-    @property
-    def starts_at_max_length(self) -> bool:  # type: ignore[override]
-        return any(part.starts_at_max_length for part in self.parts)
 
     @property
     def reads_max_length(self) -> bool:  # type: ignore[override]
@@ -130,11 +123,6 @@ class Stacked(Combination):
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return self.by.inv_freq(self.below(ladder, seq_len), seq_len)
 
-    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
-        if self.of.needs_seq_len:
-            return super().inv_freq_of_lengths(ladder, lengths)
-        return self.by.inv_freq_of_lengths(self.below(ladder, None), lengths)
-
     @property
     def switch_length(self) -> int | None:
         """Return the switch length of `of`, or of `by` if `of` has none; None if both follow the length."""
@@ -205,18 +193,9 @@ class LeRoPE(Combination):
             )
         object.__setattr__(self, "alpha", tuple(map(float, numbers)))
 
-    def _times(self, ladder: Ladder, values: list[float]) -> list[float]:
-        return [f * math.exp(self.alpha[column]) for f, column in zip(values, ladder.columns, strict=True)]
-
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        return self._times(ladder, ladder.inv_freq() if self.of is None else self.of.inv_freq(ladder, seq_len))
-
-    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
-        if self.of is None:
-            return super().inv_freq_of_lengths(ladder, lengths)
-        factors = self._times(ladder, [1.0] * len(ladder.columns))
-        own = self.of.inv_freq_of_lengths(ladder, lengths)
-        return own * torch.tensor(factors, dtype=torch.float64, device=own.device)
+        values = ladder.inv_freq() if self.of is None else self.of.inv_freq(ladder, seq_len)
+        return [f * math.exp(self.alpha[column]) for f, column in zip(values, ladder.columns, strict=True)]
 
     def unscaled(self) -> Scaling | None:
         return replace(self, of=None if self.of is None else self.of.unscaled())
@@ -253,18 +232,15 @@ class Resonance(Combination):
     rope_type: ClassVar[str] = "resonance"
 
     def __post_init__(self) -> None:
-        if self.of is not None and not (isinstance(self.of, Scaling) and _can_be_rounded(type(self.of))):
-            known = sorted(name for name, rule in RULES.items() if _can_be_rounded(rule))
+        of = self.of
+        fits = isinstance(of, Scaling) and of.can_be_extended and not (of.needs_seq_len or isinstance(of, Combination))
+        if of is not None and not fits:
             raise RopeError(
                 "Resonance: `of` must be None or a rule with the same frequencies at every length.",
-                facts={"of": self.of},
-                cure=f"Choose from {', '.join(known)}, or omit it for plain RoPE.",
+                facts={"of": of},
+                cure="Choose for example YaRN, or omit it for plain RoPE.",
             )
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         below = ladder.inv_freq() if self.of is None else self.of.inv_freq(ladder, seq_len)
         return [2 * math.pi / round(2 * math.pi / f) for f in below]
-
-
-def _can_be_rounded(rule: type[Scaling]) -> bool:
-    return rule.can_be_rounded and not rule.needs_seq_len

@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
 from ropewalk.errors import RopeError
 from ropewalk.rope.scaling.base import Ladder, Scaling
 from ropewalk.rope.values import (
@@ -99,16 +96,11 @@ class DynamicNTK(Scaling):
     hf_names: ClassVar[tuple[str, ...]] = ("dynamic",)
     required_keys: ClassVar[tuple[str, ...]] = ("factor",)
     needs_seq_len: ClassVar[bool] = True
-    starts_at_max_length: ClassVar[bool] = True
     reads_max_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_factor("DynamicNTK", self.factor)
         check_variant("DynamicNTK", self.variant)
-
-    def ratio(self, over: Any) -> Any:
-        """Return the divisor of the slowest pair at `over` >= 1 (number or tensor) times the trained length."""
-        return over if self.variant == "paper" else self.factor * over - (self.factor - 1)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         trained = ladder.max_position_embeddings
@@ -118,19 +110,17 @@ class DynamicNTK(Scaling):
                 facts={"seq_len": seq_len, "max_position_embeddings": trained},
                 cure="Pass seq_len=..., and set max_position_embeddings in the RopeConfig.",
             )
-        ratio: float = self.ratio(max(seq_len, trained) / trained)
+        over = max(seq_len, trained) / trained
+        ratio = over if self.variant == "paper" else self.factor * over - (self.factor - 1)
         return ladder.inv_freq() if ratio == 1 else ladder.inv_freq(ladder.ntk_theta(ratio, "DynamicNTK"))
 
-    def inv_freq_of_lengths(self, ladder: Ladder, lengths: Tensor) -> Tensor:
-        """Return the frequencies of each length, within one float64 rounding of `inv_freq`."""
-        trained = ladder.max_position_embeddings or 1
-        ratio: Tensor = self.ratio(lengths.to(torch.float64).clamp(min=trained) / trained)
-        stretched = ladder.ntk_theta(1.0, "DynamicNTK") * ratio ** (ladder.dim / (ladder.dim - 2))
-        exponents = [-2 * i / ladder.dim for i in range(len(ladder.columns))]
-        scaled: Tensor = stretched ** torch.tensor(exponents, dtype=torch.float64, device=lengths.device)
-        if ladder.divisors is None:
-            return scaled
-        return scaled / torch.tensor(ladder.divisors, dtype=torch.float64, device=lengths.device)
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+        if max_position_embeddings is None:
+            raise RopeError(
+                "RopeConfig: DynamicNTK starts at max_position_embeddings, which is not set.",
+                facts={"scaling": self},
+                cure="Pass the trained length as max_position_embeddings.",
+            )
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         return max(seq_len, max_position_embeddings or 0)
@@ -230,7 +220,6 @@ class Proportional(Scaling):
     hf_names: ClassVar[tuple[str, ...]] = ("proportional",)
     optional_keys: ClassVar[tuple[str, ...]] = ("factor", "partial_rotary_factor")
     can_be_extended: ClassVar[bool] = False
-    can_be_rounded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_factor("Proportional", self.factor)

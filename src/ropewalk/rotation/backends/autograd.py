@@ -50,42 +50,6 @@ class Rotation(torch.autograd.Function):
         return None, None, None, *to_xs, to_cos, to_sin
 
 
-class NormRotation(torch.autograd.Function):
-    """RMSNorm of the heads of queries and keys and their rotation by a kernel; differentiable twice, but not in tables.
-
-    With r = (mean(x^2) + eps)^(-1/2), n = x r, and g the gradient rotated back, the gradient of a weight is the sum of
-    g n, and that of x is r (h - n mean(h n)) with h = g w: plain expressions in float32 (float64 for float64).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, backend: Backend, turn: Turn, eps: float, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor,
-        q_weight: Tensor, k_weight: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Save only the inputs: backward computes the norm again."""
-        ctx.save_for_backward(cos, sin, q, k, q_weight, k_weight)
-        ctx.backend, ctx.turn, ctx.eps = backend, turn, eps
-        return backend.norm_rotate(q, k, cos, sin, turn, Norm(q_weight, k_weight, eps), None)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return gradients of q, k and both weights."""
-        cos, sin, q, k, q_weight, k_weight = ctx.saved_tensors
-        compute = torch.promote_types(q.dtype, torch.float32)
-        wide = [grad.to(compute) for grad in grads]
-        backend = ctx.backend if _takes(ctx.backend, wide) else cast(Backend, reference)
-        to_xs, to_weights = [], []
-        for x, weight, g in zip(
-            (q, k), (q_weight, k_weight), rotated(backend, wide, cos, sin, ctx.turn.transposed()), strict=True
-        ):
-            values, h = x.to(compute), g * weight.to(compute)
-            r = torch.rsqrt(values.square().mean(-1, keepdim=True) + ctx.eps)
-            n = values * r
-            to_xs.append((r * (h - n * (h * n).mean(-1, keepdim=True))).to(x.dtype))
-            to_weights.append((g * n).flatten(0, -2).sum(0).to(weight.dtype))
-        return None, None, None, None, None, *to_xs, *to_weights
-
-
 def _takes(backend: Backend, grads: Sequence[Tensor]) -> bool:
     """Return whether the kernels support all gradients: not with torch.func, batched ones or negated views."""
     return not any(backend.reasons_not_to(grad) for grad in grads)
@@ -115,15 +79,12 @@ def norm_rotated(
     backend: Backend, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None,
     store: Store | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Norm, rotate and store by a backend; q, k and the weights get gradients, a cache does not."""
-    if backend.kernels and norm is not None and store is None and torch.is_grad_enabled():
-        if cos.requires_grad or sin.requires_grad or norm.joint:
-            return reference.norm_rotate(q, k, cos, sin, turn, norm, None)
-        if q.requires_grad or k.requires_grad or norm.q_weight.requires_grad or norm.k_weight.requires_grad:
-            q, k = NormRotation.apply(  # type: ignore[no-untyped-call]
-                backend, turn, norm.eps, cos, sin, q, k, norm.q_weight, norm.k_weight
-            )
-            return q, k
+    """Norm, rotate and store by a backend. With gradients, which a cache has none of, the norm is plain."""
+    differentiable = backend.kernels and norm is not None and store is None and torch.is_grad_enabled()
+    if norm is not None and differentiable and any(x.requires_grad for x in (q, k, *norm[:2], cos, sin)):
+        wide = [reference.normalised(x, of, norm.eps) for x, of in ((q, norm.q_weight), (k, norm.k_weight))]
+        first, second = rotated(backend, wide, cos, sin, turn)
+        return first.to(q.dtype), second.to(k.dtype)
     outs = backend.norm_rotate(q, k, cos, sin, turn, norm, store)
     if backend.kernels and store is not None:
         note_written([store.keys, store.values])

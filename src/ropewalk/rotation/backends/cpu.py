@@ -1,4 +1,4 @@
-"""Compiled kernels for CPU tensors (C++ in csrc/): rotation, attention, and linear layers of few rows."""
+"""Compiled kernels for CPU tensors (C++ in csrc/): rotation and attention."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.compiled import new_like, reasons_for_mathematics, reasons_for_torchs_product
+from ropewalk.compiled import new_like, reasons_for_mathematics
 from ropewalk.precision import half_instructions
 from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
 
@@ -19,11 +19,9 @@ most_regions = 8
 
 _native: Any = compiled.kernels
 _LAYOUTS = {"bshd": 0, "bhsd": 1, "thd": 2}
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # of attention and linear layers
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_KEYS = 1 << 24  # indices of keys are compared as float32
 LAY_OUT_FROM = 256  # queries from which on keys and values are copied head by head, as each 64 queries load all
-MOST_ROWS = 8  # for more, torch's product also reads the weights once, and is faster
-MOST_MATRICES = 4
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
@@ -62,17 +60,14 @@ def norm_rotate(
     if store is not None:
         sides += ((store.fresh, store.values, None),)
         kept = store.slots
-    joint, eps = (False, 0.0) if norm is None else (norm.joint, norm.eps)
-    _native.norm_rotate(*_request(cos, sin, turn, joint), eps, kept, sides)
+    _native.norm_rotate(*_request(cos, sin, turn), 0.0 if norm is None else norm.eps, kept, sides)
     return q_out, k_out
 
 
-def _request(cos: Tensor, sin: Tensor, turn: Turn, joint: bool = False) -> tuple[object, ...]:
+def _request(cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
     """Return the first arguments of every kernel."""
-    interleaved, scale, inverse, layout, rotary_offset, blocks = turn
-    where: object = _LAYOUTS[layout]
-    if rotary_offset or blocks or joint:
-        where = (where, rotary_offset, blocks, joint)
+    interleaved, scale, inverse, layout, rotary_offset = turn
+    where: object = (_LAYOUTS[layout], rotary_offset) if rotary_offset else _LAYOUTS[layout]
     return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
 
 
@@ -144,31 +139,3 @@ def _laid_out(x: Tensor, queries: int) -> Tensor:
     """Return keys or values `[batch, kv_heads, keys, head_dim]`; for many queries with contiguous heads."""
     x, contiguous = x.detach(), x.stride(-1) == 1 and x.stride(-2) == x.shape[-1]
     return x if contiguous or queries < LAY_OUT_FROM else x.contiguous()
-
-
-def reasons_not_to_multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[str]:
-    """Return why the compiled kernel cannot multiply `x` by these; empty if it can."""
-    reasons = reasons_for_mathematics(x)
-    if reasons:
-        return reasons
-    rows, size = x.numel() // max(1, x.shape[-1]), x.shape[-1]
-    if not 0 < rows <= MOST_ROWS:
-        return [f"there are {rows} rows, and the kernel takes 1 to {MOST_ROWS}"]
-    if _native is None:
-        reasons.append(compiled.why_not)
-    if x.dtype not in DTYPES:
-        reasons.append(f"{x.dtype} is none of float32, bfloat16 and float16")
-    if len(weights) > MOST_MATRICES:
-        reasons.append(f"there are more than {MOST_MATRICES} matrices")
-    reasons += reasons_for_torchs_product(x, (*weights, *biases))
-    for weight in weights:
-        if weight.ndim != 2 or weight.stride(1) != 1 or weight.shape[1] != size:
-            reasons.append(f"a weight {list(weight.shape)} does not have {size} contiguous features")
-    return reasons
-
-
-def multiply(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> list[Tensor]:
-    """Multiply in one call of the kernel, with sums in float32; the same bits for any number of threads."""
-    outs = [x.new_empty(*x.shape[:-1], weight.shape[0]) for weight in weights]
-    _native.linear(torch.get_num_threads(), x.contiguous(), tuple(zip(weights, biases, outs, strict=True)))
-    return outs

@@ -37,7 +37,7 @@ def norm_rotate(
     """Norm, then rotate, in float32 (float64 for float64) with one rounding at the end."""
     dtype = q.dtype
     if norm is not None:
-        q, k = (_normalise(x, weight, norm, turn.layout) for x, weight in ((q, norm.q_weight), (k, norm.k_weight)))
+        q, k = (normalised(x, weight, norm.eps) for x, weight in ((q, norm.q_weight), (k, norm.k_weight)))
     q, k = (_rotate(x, cos, sin, turn) for x in (q, k))
     if store is None:
         return q.to(dtype), k.to(dtype)
@@ -65,20 +65,14 @@ def pairs_of(x: Tensor, pairs: int, turn: Turn) -> tuple[Tensor, Tensor]:
     window = x[..., turn.rotary_offset : turn.rotary_offset + 2 * pairs]
     if turn.interleaved:
         return window[..., 0::2], window[..., 1::2]
-    if not turn.blocks:
-        return window[..., :pairs], window[..., pairs:]
-    halves = [half for block in torch.split(window, [2 * n for n in turn.blocks], -1) for half in block.chunk(2, -1)]
-    return torch.cat(halves[0::2], -1), torch.cat(halves[1::2], -1)
+    return window[..., :pairs], window[..., pairs:]
 
 
 def _joined(first: Tensor, second: Tensor, turn: Turn) -> Tensor:
     """Return the window of rotated features: the inverse of `pairs_of`."""
     if turn.interleaved:
         return torch.stack((first, second), -1).flatten(-2)
-    if not turn.blocks:
-        return torch.cat((first, second), -1)
-    halves = zip(*(torch.split(half, list(turn.blocks), -1) for half in (first, second)), strict=True)
-    return torch.cat([half for block in halves for half in block], -1)
+    return torch.cat((first, second), -1)
 
 
 def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> list[Tensor] | None:
@@ -89,7 +83,7 @@ def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> li
     q, k, sizes, heads = xs[0], xs[-1], xs[0].shape, -3 if turn.layout == "bhsd" else -2
     if is_compiling() or not q.numel() or q.numel() != sizes[-1] * sizes[heads] or cos.ndim == len(sizes):
         return None
-    if turn.interleaved or turn.blocks or 2 * cos.shape[-1] != sizes[-1]:
+    if turn.interleaved or 2 * cos.shape[-1] != sizes[-1]:
         return None
     if type(q) not in PLAIN or type(k) not in PLAIN:
         return None
@@ -129,14 +123,10 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
     return torch.cat((x[..., : turn.rotary_offset], rotated, x[..., last:]), dim=-1)
 
 
-def _normalise(x: Tensor, weight: Tensor, norm: Norm, layout: str) -> Tensor:
+def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return RMSNorm of each head in float32 (float64 for float64)."""
     x, weight = x.to(_compute_dtype(x)), weight.to(_compute_dtype(x))
-    over: tuple[int, ...] = (-1,)
-    if norm.joint:
-        heads = -3 if layout == "bhsd" else -2
-        over, weight = (heads, -1), weight.view(x.shape[heads], x.shape[-1])
-        weight = weight[:, None] if layout == "bhsd" else weight
-    return x * torch.rsqrt(x.square().mean(over, keepdim=True) + norm.eps) * _placed_as(x, weight)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * _placed_as(x, weight)
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:

@@ -11,9 +11,7 @@ from torch import Tensor
 class Turn(NamedTuple):
     """The options of a rotation: pairing, factor, direction and layout.
 
-    - `rotary_offset`: the first rotated feature.
-    - `blocks`, for half-split pairs: the number of pairs in each block of features that is split separately; () for one
-      block.
+    `rotary_offset`: the first rotated feature.
     """
 
     interleaved: bool
@@ -21,7 +19,6 @@ class Turn(NamedTuple):
     inverse: bool
     layout: str
     rotary_offset: int = 0
-    blocks: tuple[int, ...] = ()
 
     def transposed(self) -> Turn:
         """Return the rotation of a gradient: by the negative angle."""
@@ -29,15 +26,11 @@ class Turn(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """RMSNorm of each head before the rotation: weights `[head_dim]` of any float dtype, and epsilon.
-
-    `joint`: one norm over all heads of a token, with weights `[heads * head_dim]`.
-    """
+    """RMSNorm of each head before the rotation: weights `[head_dim]` of any float dtype, and epsilon."""
 
     q_weight: Tensor
     k_weight: Tensor
     eps: float
-    joint: bool = False
 
 
 class Store(NamedTuple):

@@ -46,26 +46,17 @@ def rotate(
 def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
-    """Norm, rotate and store in one launch; sum the squares before it for a joint norm."""
+    """Norm, rotate and store in one launch."""
     cos, sin = _alike(cos, sin)
     outs = torch.empty_like(q), torch.empty_like(k) if store is None else store.keys
     weights = (q, k) if norm is None else (norm.q_weight.contiguous(), norm.k_weight.contiguous())
     kept = (q, q, q) if store is None else (store.slots, store.fresh, store.values)
-    eps, joint = (None, False) if norm is None else (norm.eps, norm.joint)
-    norms = [_joint_norms(x, turn.layout, norm.eps) for x in (q, k)] if norm is not None and joint else [q, k]
-    others = (turn, eps, joint)
-    key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, others)
+    eps = None if norm is None else norm.eps
+    key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, (turn, eps))
     plans = _plans()
-    plan = plans.planned(key) or plans.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store, joint=joint))
-    plan(q, k, *outs, cos, sin, *weights, *kept, *norms)
+    plan = plans.planned(key) or plans.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store))
+    plan(q, k, *outs, cos, sin, *weights, *kept)
     return outs
-
-
-def _joint_norms(x: Tensor, layout: str, eps: float) -> Tensor:
-    """Return 1 / rms of all heads of each token, `[batch, tokens]`, in the dtype of the arithmetic."""
-    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    means = wide.square().mean((-3, -1) if layout == "bhsd" else (-2, -1))
-    return torch.rsqrt(means + eps).contiguous()
 
 
 def _rotate(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> None:

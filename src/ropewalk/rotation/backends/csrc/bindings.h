@@ -7,7 +7,6 @@
 namespace ropewalk {
 
 void define_attention(nanobind::module_& module);
-void define_linear(nanobind::module_& module);
 
 // Runs without the GIL, unless letting it go would take longer than the work.
 template <typename Work>

@@ -1,9 +1,8 @@
 #include "simd_avx512.h"
 
 #include "attention_kernels.h"
-#include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::avx512_kernels() {
-    static constexpr Kernels kernels{"avx512", rotate, tables, attend_bytes, attend, linear};
+    static constexpr Kernels kernels{"avx512", rotate, tables, attend_bytes, attend};
     return kernels;
 }

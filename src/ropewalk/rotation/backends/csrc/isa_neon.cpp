@@ -1,9 +1,8 @@
 #include "simd_neon.h"
 
 #include "attention_kernels.h"
-#include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::neon_kernels() {
-    static constexpr Kernels kernels{"neon", rotate, tables, attend_bytes, attend, linear};
+    static constexpr Kernels kernels{"neon", rotate, tables, attend_bytes, attend};
     return kernels;
 }

@@ -1,9 +1,8 @@
 #include "simd_portable.h"
 
 #include "attention_kernels.h"
-#include "linear_kernels.h"
 
 const ropewalk::Kernels& ropewalk::portable_kernels() {
-    static constexpr Kernels kernels{"portable", rotate, tables, attend_bytes, attend, linear};
+    static constexpr Kernels kernels{"portable", rotate, tables, attend_bytes, attend};
     return kernels;
 }

@@ -29,14 +29,11 @@ struct Rotation {
     Dtype dtype = Dtype::float32;
     bool interleaved = false;
     int64_t first = 0;                          // the first rotated feature
-    const int64_t* blocks = nullptr;            // pairs of each block that is half-split by itself; null: one block
-    int64_t block_count = 0;
     int64_t batch = 0, tokens = 0, head_dim = 0, pairs = 0;
     const void *cos = nullptr, *sin = nullptr;  // in the compute dtype, features contiguous
     int64_t table_batch = 0, table_token = 0, table_head = 0;
     double cos_scale = 1.0, sin_scale = 1.0;    // sin_scale is negative for the inverse
     double eps = 0.0;
-    bool joint = false;                         // RMSNorm over all heads of a token; weights are [heads, head_dim]
     int sides = 0;
     Side side[3];
 };
@@ -58,10 +55,8 @@ struct Tables {
 constexpr int64_t token_block = 16;
 
 struct Attention;  // attention.h
-struct Linear;  // linear.h
 
-// One instruction set's kernels. Units are blocks of tokens (rotations), rows (tables)
-// or outputs of all matrices (linear), begin <= unit < end.
+// One instruction set's kernels. Units are blocks of tokens (rotations) or rows (tables), begin <= unit < end.
 struct Kernels {
     const char* name;
     void (*rotate)(const Rotation&, int64_t begin, int64_t end);
@@ -69,7 +64,6 @@ struct Kernels {
     // The bytes that one thread needs for any task of this call; and one of them, by its number.
     int64_t (*attend_bytes)(const Attention&);
     void (*attend)(const Attention&, int64_t number, char* memory);
-    void (*linear)(const Linear&, int64_t begin, int64_t end);
 };
 
 // Of the instruction set that is in use.

@@ -147,22 +147,14 @@ inline void turn_row(const In* x, Out* y, const C* cos, const C* sin, const C* w
 template <bool Interleaved, bool Norm, typename V, typename In, typename Out, typename C = typename V::scalar>
 inline void turn_window(const Rotation& job, const In* x, Out* y, const C* cos, const C* sin, const C* weight, V r,
                         bool stream) {
-    Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
-    int64_t at = job.first, done = 0;
-    if (job.block_count == 0) {
-        turn_row<Interleaved, Norm>(x + at, y + at, cos, sin, Norm ? weight + at : nullptr, turning, r, stream);
-        return;
-    }
-    for (int64_t i = 0; i < job.block_count; ++i) {
-        turning.pairs = job.blocks[i];
-        turn_row<Interleaved, Norm>(x + at, y + at, cos + done, sin + done, Norm ? weight + at : nullptr, turning, r, false);
-        done += turning.pairs;
-        at += 2 * turning.pairs;
-    }
+    const Turning<C> turning{job.head_dim, job.pairs, static_cast<C>(job.cos_scale), static_cast<C>(job.sin_scale)};
+    const int64_t at = job.first;
+    turn_row<Interleaved, Norm>(x + at, y + at, cos, sin, Norm ? weight + at : nullptr, turning, r, stream);
 }
 
+// 1 / sqrt(mean(x^2) + eps) of one head.
 template <typename V, typename T>
-inline double sum_of_squares(const T* x, int64_t size) {
+inline double inverse_rms(const T* x, int64_t size, double eps) {
     V squares = V::of(0);
     int64_t j = 0;
     for (; j + V::width <= size; j += V::width) {
@@ -171,13 +163,7 @@ inline double sum_of_squares(const T* x, int64_t size) {
     }
     double sum = squares.sum();
     for (; j < size; ++j) sum += static_cast<double>(widen(x[j])) * widen(x[j]);
-    return sum;
-}
-
-// 1 / sqrt(mean(x^2) + eps) of one head.
-template <typename V, typename T>
-inline double inverse_rms(const T* x, int64_t size, double eps) {
-    return 1.0 / std::sqrt(sum_of_squares<V>(x, size) / static_cast<double>(size) + eps);
+    return 1.0 / std::sqrt(sum / static_cast<double>(size) + eps);
 }
 
 template <typename T>
@@ -195,21 +181,20 @@ struct HeadRows {
     T *in = nullptr, *out = nullptr;
 };
 
-// One head of one token: normed if there is a weight, rotated, other features copied. `r` is the norm's.
+// One head of one token: normed if there is a weight, rotated, other features copied.
 template <typename T, bool Interleaved>
-inline void head(const Rotation& job, const Side& side, const T* x, char* out, int64_t row, int64_t number, double r,
+inline void head(const Rotation& job, const Side& side, const T* x, char* out, int64_t row,
                  const HeadRows<T>& scratch) {
     using V = typename ComputesIn<T>::Vector;
     using C = typename V::scalar;
     const C *cos = static_cast<const C*>(job.cos) + row, *sin = static_cast<const C*>(job.sin) + row;
     const C* weight = static_cast<const C*>(side.weight);
     const int64_t size = job.head_dim, stride = side.out_strides.feature;
-    if (weight && job.joint) weight += number * size;
     if (side.in_strides.feature != 1) {
         gather(x, scratch.in, side.in_strides.feature, size);
         x = scratch.in;
     }
-    if (weight && !job.joint) r = inverse_rms<V>(x, size, job.eps);
+    const double r = weight ? inverse_rms<V>(x, size, job.eps) : 0.0;
     const int64_t first = job.first, turned = 2 * job.pairs;
     T *y = reinterpret_cast<T*>(out), *target = stride != 1 ? scratch.out : y;
     if (weight) {
@@ -251,24 +236,10 @@ inline int64_t offset(const Strides& s, int64_t b, int64_t t, int64_t h) {
     return b * s.batch + t * s.token + h * s.head;
 }
 
-// 1 / rms of all heads of each token of a unit together.
-template <typename T>
-inline void joint_norms(const Rotation& job, const Side& side, int64_t unit, double* r, T* buffer) {
-    const int64_t blocks = (job.tokens + token_block - 1) / token_block, from = unit % blocks * token_block;
-    for (int64_t t = 0; t < token_block; ++t) r[t] = 0.0;
-    each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t h) {
-        const T* x = reinterpret_cast<const T*>(side.in) + offset(side.in_strides, b, t, h);
-        if (side.in_strides.feature != 1) gather(x, buffer, side.in_strides.feature, job.head_dim), x = buffer;
-        r[t - from] += sum_of_squares<typename ComputesIn<T>::Vector>(x, job.head_dim);
-    });
-    const double size = static_cast<double>(side.heads * job.head_dim);
-    for (int64_t t = 0; t < token_block; ++t) r[t] = 1.0 / std::sqrt(r[t] / size + job.eps);
-}
-
 // Only the rotation: nothing else becomes of these heads.
-inline bool is_only_turned(const Rotation& job, const Side& side) {
+inline bool is_only_turned(const Side& side) {
     return !side.weight && !side.copied && !side.slots && side.in_strides.feature == 1 &&
-           side.out_strides.feature == 1 && job.block_count == 0;
+           side.out_strides.feature == 1;
 }
 
 // A unit of such heads. The heads of a token share their tables, made ready once, if the token's heads follow each other.
@@ -317,25 +288,21 @@ void rotate_units(const Rotation& job, int64_t begin, int64_t end) {
         scratch.in = reinterpret_cast<T*>(memory);
         scratch.out = scratch.in + job.head_dim;
     }
-    const int64_t blocks = (job.tokens + token_block - 1) / token_block;
-    double norms[token_block];
     for (int64_t unit = begin; unit < end; ++unit) {
         for (int i = 0; i < job.sides; ++i) {
             const Side& side = job.side[i];
-            if (is_only_turned(job, side)) {
+            if (is_only_turned(side)) {
                 turn_unit<T, Interleaved>(job, side, unit);
                 continue;
             }
             const T* in = reinterpret_cast<const T*>(side.in);
-            const int64_t out_size = ropewalk::item_size(job.dtype), from = unit % blocks * token_block;
-            const bool joint = side.weight && job.joint;
-            if (joint) joint_norms<T>(job, side, unit, norms, scratch.in);
+            const int64_t out_size = ropewalk::item_size(job.dtype);
             each_head(job, side, unit, [&](int64_t b, int64_t t, int64_t h) {
                 const int64_t slot = side.slots ? side.slots[b * side.slot_batch + t * side.slot_token] : t;
                 if (slot < 0) return;
                 head<T, Interleaved>(job, side, in + offset(side.in_strides, b, t, h),
-                                     side.out + out_size * offset(side.out_strides, b, slot, h), row_of(job, b, t, h), h,
-                                     joint ? norms[t - from] : 0.0, scratch);
+                                     side.out + out_size * offset(side.out_strides, b, slot, h), row_of(job, b, t, h),
+                                     scratch);
             });
         }
     }

@@ -64,7 +64,7 @@ std::vector<const Kernels*> runnable() {
     return found;
 }
 
-// For rotations, and for attention and linear layers.
+// For rotations, and for attention.
 std::atomic<const Kernels*> chosen{nullptr}, of_products{nullptr};
 
 // The best kernels. Intel's AVX512-BF16 multiplies at half of float32's rate: on one core of a Xeon, attention in bfloat16
@@ -118,23 +118,20 @@ constexpr int64_t streamed_from = int64_t{16} << 20;
 bool streams(const Rotation& job, const Side& side) {
     const int64_t size = item_size(job.dtype), line = 64;
     if (side.in == side.out || side.copied || side.slots || side.out_strides.feature != 1) return false;
-    if (job.block_count) return false;
     if (job.batch * job.tokens * side.heads * job.head_dim * size < streamed_from) return false;
     const Strides& s = side.out_strides;
     const int64_t steps = (s.batch | s.token | s.head | job.first | (job.interleaved ? 2 * job.pairs : job.pairs)) * size;
     return (reinterpret_cast<uintptr_t>(side.out) | static_cast<uintptr_t>(steps)) % line == 0;
 }
 
-// The first arguments of every kernel: how to rotate. `where` is the layout; or, where that is not all, a tuple of
-// layout, the first rotated feature, the pairs of each block, and whether RMSNorm takes all heads of a token together.
+// The first arguments of every kernel: how to rotate. `where` is the layout, or a tuple of it and the first rotated
+// feature.
 struct Turn {
     int layout;
     bool interleaved;
     double cos_scale, sin_scale;
     int threads;
     int64_t first = 0;
-    std::vector<int64_t> blocks;
-    bool joint = false;
 
     Turn(nb::handle where, bool interleaved, double cos_scale, double sin_scale, int threads)
         : interleaved(interleaved), cos_scale(cos_scale), sin_scale(sin_scale), threads(threads) {
@@ -145,8 +142,6 @@ struct Turn {
         const auto given = nb::borrow<nb::tuple>(where);
         layout = nb::cast<int>(given[0]);
         first = nb::cast<int64_t>(given[1]);
-        for (nb::handle pairs : nb::borrow<nb::tuple>(given[2])) blocks.push_back(nb::cast<int64_t>(pairs));
-        joint = nb::cast<bool>(given[3]);
     }
 };
 
@@ -157,9 +152,6 @@ Rotation rotation(const Turn& turn, const View& x) {
     job.dtype = dtype_of(x);
     job.interleaved = turn.interleaved;
     job.first = turn.first;
-    job.joint = turn.joint;
-    job.blocks = turn.blocks.data();
-    job.block_count = static_cast<int64_t>(turn.blocks.size());
     job.cos_scale = turn.cos_scale;
     job.sin_scale = turn.sin_scale;
     job.batch = turn.layout == thd ? 1 : x.size(0);
@@ -197,12 +189,6 @@ void add_tables(Rotation& job, int layout, const View& cos, const View& sin) {
     job.pairs = cos.size(-1);
     const int token = cos.dims() == 2 || layout == thd ? 0 : 1, head = token + 1;
     bool fits = cos.size(token) == job.tokens && job.first >= 0 && job.first + 2 * job.pairs <= job.head_dim;
-    int64_t in_blocks = 0;
-    for (int64_t i = 0; i < job.block_count; ++i) {
-        fits = fits && job.blocks[i] >= 0;
-        in_blocks += job.blocks[i];
-    }
-    fits = fits && (job.block_count == 0 || (in_blocks == job.pairs && !job.interleaved));
     job.table_token = cos.stride(token);
     if (token == 1) {
         fits = fits && (cos.size(0) == 1 || cos.size(0) == job.batch);
@@ -216,10 +202,10 @@ void add_tables(Rotation& job, int layout, const View& cos, const View& sin) {
     if (!fits) cos.fail("does not fit the tensors that it turns");
 }
 
-// RMSNorm's weight, in the compute dtype: one number for each feature of a head, or of all heads.
-const void* weight_of(const Rotation& job, const Side& side, const View& weight) {
+// RMSNorm's weight, in the compute dtype: one number for each feature of a head.
+const void* weight_of(const Rotation& job, const View& weight) {
     weight.of(compute_dtype(job)).with_dims(1).with_contiguous_rows();
-    if (weight.size(0) != (job.joint ? side.heads : 1) * job.head_dim) weight.fail("must have one number for each feature");
+    if (weight.size(0) != job.head_dim) weight.fail("must have one number for each feature");
     return weight.data();
 }
 
@@ -285,7 +271,7 @@ void norm_rotate(nb::handle where, bool interleaved, double cos_scale, double si
             add_side(job, turn, in, out.with_shape_of(in), turn.layout);
         }
         Side& side = job.side[i];
-        if (!given[2].is_none()) side.weight = weight_of(job, side, View(given[2], "weight"));
+        if (!given[2].is_none()) side.weight = weight_of(job, View(given[2], "weight"));
         side.copied = i == 2;
     }
     add_tables(job, turn.layout, View(cos, "cos"), View(sin, "sin"));
@@ -370,7 +356,6 @@ NB_MODULE(_kernels, module) {
                nb::arg(), nb::arg().none(), nb::arg());
     module.def("tables", &tables, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
     define_attention(module);
-    define_linear(module);
     module.def("use_huge_pages", &huge_pages);
     module.def("instruction_sets", &instruction_sets);
     module.def("instruction_set", &instruction_set);

@@ -33,17 +33,6 @@ def load_weight(weight, SECTION: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def load_weight_of(weight, heads, mask, SECTION: tl.constexpr, C: tl.constexpr):
-    """Load weights as `load_weight`; each head has its own, `[heads, 1, block]`, if the norm is of all heads."""
-    if C.joint:
-        a, b = load_pairs(weight, heads[:, None, None] * C.head_dim, 1, mask, SECTION, C)
-        a, b = a.to(C.compute), b.to(C.compute)
-    else:
-        a, b = load_weight(weight, SECTION, C)
-    return a, b
-
-
-@triton.jit
 def store_values(fresh, values, slot, batch, heads, tokens, mask, fresh_strides, value_strides, C: tl.constexpr):
     """Write whole rows of the new values into their tokens' slots."""
     BLOCK: tl.constexpr = C.block_head
@@ -59,7 +48,7 @@ def store_values(fresh, values, slot, batch, heads, tokens, mask, fresh_strides,
 @triton.jit
 def norm_rotate_tile(
     x, out, cos, sin, weight, index, group, length, x_strides, out_strides, table_strides, cos_scale, sin_scale, eps,
-    slots, fresh, values, norms, slot_strides, fresh_strides, value_strides,
+    slots, fresh, values, slot_strides, fresh_strides, value_strides,
     STORED: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Norm and rotate a tile of queries or keys; with STORED its rows and the values go to their tokens' slots."""
@@ -72,16 +61,13 @@ def norm_rotate_tile(
     c, s = angles(cos, sin, rows, inside, cos_scale, sin_scale, C)
     reciprocal = tl.full([1, 1, 1], 1.0, C.compute)
     if C.normed:
-        if C.joint:
-            reciprocal = tl.load(norms + batch * length + tokens, mask=tokens < length, other=0.0)[None, :, None]
-        else:
-            squares = a * a + b * b
-            for section in tl.static_range(1, SECTIONS):
-                u, v = load_pairs(x, x_rows, x_strides[3], mask, section, C)
-                u, v = u.to(C.compute), v.to(C.compute)
-                squares += u * u + v * v
-            reciprocal = reciprocal_norm(squares, eps, C)
-        first, second = load_weight_of(weight, heads, mask, 0, C)
+        squares = a * a + b * b
+        for section in tl.static_range(1, SECTIONS):
+            u, v = load_pairs(x, x_rows, x_strides[3], mask, section, C)
+            u, v = u.to(C.compute), v.to(C.compute)
+            squares += u * u + v * v
+        reciprocal = reciprocal_norm(squares, eps, C)
+        first, second = load_weight(weight, 0, C)
         a, b = a * reciprocal * first, b * reciprocal * second
     a, b = turned(a, b, c, s)
     places = tokens
@@ -96,14 +82,14 @@ def norm_rotate_tile(
     for section in tl.static_range(1, SECTIONS):
         u, v = load_pairs(x, x_rows, x_strides[3], mask, section, C)  # a second time, from the cache
         if C.normed:
-            first, second = load_weight_of(weight, heads, mask, section, C)
+            first, second = load_weight(weight, section, C)
             u, v = u.to(C.compute) * reciprocal * first, v.to(C.compute) * reciprocal * second
         store_pairs(out, out_rows, out_strides[3], mask, u, v, section, C)
 
 
 @triton.jit(do_not_specialize=["length"])
 def norm_rotate_kernel(
-    q, k, q_out, k_out, cos, sin, q_weight, k_weight, slots, fresh, values, q_norms, k_norms, length,
+    q, k, q_out, k_out, cos, sin, q_weight, k_weight, slots, fresh, values, length,
     q_strides, k_strides, q_out_strides, k_out_strides, table_strides, slot_strides, fresh_strides, value_strides,
     cos_scale: tl.float64, sin_scale: tl.float64, eps: tl.float64, C: tl.constexpr, Q_TILE: tl.constexpr,
     K_TILE: tl.constexpr,
@@ -116,12 +102,12 @@ def norm_rotate_kernel(
     if index < Q_TILES:
         norm_rotate_tile(
             q, q_out, cos, sin, q_weight, index, group, length, q_strides, q_out_strides, table_strides, cos_scale,
-            sin_scale, eps, slots, fresh, values, q_norms, slot_strides, fresh_strides, value_strides,
+            sin_scale, eps, slots, fresh, values, slot_strides, fresh_strides, value_strides,
             False, C, Q_TILE,
         )  # fmt: skip
     else:
         norm_rotate_tile(
             k, k_out, cos, sin, k_weight, index - Q_TILES, group, length, k_strides, k_out_strides, table_strides,
-            cos_scale, sin_scale, eps, slots, fresh, values, k_norms, slot_strides, fresh_strides, value_strides,
+            cos_scale, sin_scale, eps, slots, fresh, values, slot_strides, fresh_strides, value_strides,
             C.stored, C, K_TILE,
         )  # fmt: skip

@@ -35,11 +35,10 @@ class Constants(NamedTuple):
     - `pairs`: rotated pairs of the `head_dim` features, from feature `first` on; `block` and `block_head` are the
       powers of two for these. A head has `sections` of 2 * block features, see `load_pairs`; 1 to leave unrotated
       features untouched.
-    - `interleaved`: pairing. `block_starts`, `block_pairs`: first pair and pairs of each block of features that is
-      half-split separately; () for one block.
+    - `interleaved`: pairing.
     - `group`: tokens of the tiles that run next to each other.
     - `of_heads`: tables differ between heads. `repeat`: see `table_rows`.
-    - `normed`, `stored`: with RMSNorm, into a cache. `joint`: one norm over all heads of a token.
+    - `normed`, `stored`: with RMSNorm, into a cache.
     - `align`, `table_align`: powers of two that divide the strides between rows.
     - `compute`: dtype of the arithmetic. `interpreted`: in numpy.
     """
@@ -52,13 +51,10 @@ class Constants(NamedTuple):
     sections: int
     group: int
     interleaved: bool
-    block_starts: tuple[int, ...]
-    block_pairs: tuple[int, ...]
     of_heads: bool
     repeat: bool
     normed: bool
     stored: bool
-    joint: bool
     align: int
     table_align: int
     compute: tl.dtype
@@ -149,9 +145,7 @@ def rotation_plan(
     return LaunchPlan(rotate_kernel, grid, values, warps)
 
 
-def norm_plan(
-    xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None, *, joint: bool = False
-) -> LaunchPlan:
+def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None) -> LaunchPlan:
     """Plan norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write to its buffers."""
     pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
@@ -164,7 +158,7 @@ def norm_plan(
         "fresh_strides": (0, 0, 0, 0),
         "value_strides": (0, 0, 0, 0),
         "eps": 0.0 if eps is None else float(eps),
-        "C": constants._replace(normed=eps is not None, stored=store is not None, joint=joint),
+        "C": constants._replace(normed=eps is not None, stored=store is not None),
         "Q_TILE": tiles[0],
         "K_TILE": tiles[1],
     }
@@ -212,13 +206,10 @@ def _constants(
         sections=1 + _ceil(head_dim - 2 * pairs, 2 * block),
         group=max(tile.tile_tokens for tile in tiles),
         interleaved=turn.interleaved,
-        block_starts=tuple(sum(turn.blocks[:n]) for n in range(len(turn.blocks))),
-        block_pairs=turn.blocks,
         of_heads=strides[2] != 0,
         repeat=not _shares_angles(x, turn),
         normed=True,
         stored=False,
-        joint=False,
         align=math.gcd(16, *between_rows),
         table_align=math.gcd(16, *strides),
         compute=tl.float64 if x.dtype == torch.float64 else tl.float32,

@@ -68,12 +68,6 @@ def halves_of(SECTION: tl.constexpr, C: tl.constexpr):
     pair = tl.arange(0, BLOCK)[None, None, :]
     first = START + pair
     second = first + WIDTH
-    if SECTION == 0:
-        BLOCKS: tl.constexpr = len(C.block_starts)
-        for n in tl.static_range(BLOCKS):
-            inside = pair >= C.block_starts[n]
-            first = tl.where(inside, pair + C.block_starts[n], first)
-            second = tl.where(inside, pair + C.block_starts[n] + C.block_pairs[n], second)
     first, first_inside = features_of(first, SECTION, C)
     second, second_inside = features_of(second, SECTION, C)
     return first, second, first_inside & (pair < WIDTH), second_inside & (pair < WIDTH)

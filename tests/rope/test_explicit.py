@@ -1,6 +1,8 @@
-"""Explicit inverse frequencies, and a theta for each axis, against formulas at 40 digits."""
+"""Explicit inverse frequencies against formulas at 40 digits."""
 
 from __future__ import annotations
+
+import json
 
 import mpmath
 import numpy as np
@@ -16,13 +18,7 @@ from ropewalk.rope.scaling import Linear
 
 mpmath.mp.dps = 40
 GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
-SECTIONS = (2, 3, 3)
-AXES = rw.positions.axes_from_sections(SECTIONS)
-THETAS = (100.0, 10_000.0, 5e5)
-
-
-def axial(**changes) -> rw.RopeConfig:
-    return rw.RopeConfig(**{"head_dim": 16, "interleaved": True, "axes": AXES, "axes_restart": True, **changes})
+AXES = rw.positions.axes_from_sections((2, 3, 3))
 
 
 def tables_of(config: rw.RopeConfig, positions: torch.Tensor) -> np.ndarray:
@@ -37,10 +33,6 @@ def truth_of(columns: list, axes: tuple[int, ...], positions: torch.Tensor) -> n
     return np.array([[[float(turn(a)) for a in row] for row in angles] for turn in (mpmath.cos, mpmath.sin)])
 
 
-def ladder(theta: float, pairs: int) -> list:
-    return [mpf(theta) ** (-mpf(i) / pairs) for i in range(pairs)]
-
-
 def test_given_frequencies_are_the_frequencies():
     """`inv_freq` as it stands, on one axis and on several, by its tables."""
     positions = torch.tensor([0, 1, -7, 1_000_003])
@@ -52,29 +44,9 @@ def test_given_frequencies_are_the_frequencies():
     np.testing.assert_allclose(tables_of(config, several), truth_of(list(GIVEN), (1, 0, 0, 1), several), atol=2e-10)
 
 
-def test_a_theta_for_each_axis():
-    """Each axis has the ladder of its own theta; one number serves all."""
-    positions = torch.tensor([[0, 0, 0], [3, 1, 2], [900, 17, 40_000]])
-    columns = [f for theta, pairs in zip(THETAS, SECTIONS, strict=True) for f in ladder(theta, pairs)]
-    np.testing.assert_allclose(
-        tables_of(axial(theta=THETAS), positions), truth_of(columns, AXES, positions), atol=1e-11
-    )
-    alike = tables_of(axial(theta=(100.0,) * 3), positions)
-    assert np.array_equal(alike, tables_of(axial(theta=100.0), positions))
-    assert not np.allclose(tables_of(axial(theta=THETAS[::-1]), positions), truth_of(columns, AXES, positions))
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN, axes=(0, 1, 0, 1)),
-        axial(theta=THETAS),
-    ],
-)
-def test_written_and_read(config):
+def test_written_and_read():
     """ropewalk's own config.json holds them; transformers' blocks cannot, and say so."""
-    import json
-
+    config = rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN, axes=(0, 1, 0, 1))
     assert _rope_from_dict(json.loads(json.dumps(_rope_to_dict(config)))) == config
     with pytest.raises(rw.RopeError, match="to_hf: transformers"):
         config.to_hf()
@@ -92,12 +64,7 @@ def test_written_and_read(config):
         ({"inv_freq": (1.0,) * 8, "theta": 500.0}, "`inv_freq` and `theta`, `scaling` or"),
         ({"inv_freq": (1.0,) * 8, "scaling": Linear(2.0)}, "`inv_freq` and `theta`, `scaling` or"),
         ({"inv_freq": (1.0,) * 8, "axes": AXES, "axes_restart": True}, "`inv_freq` and `theta`, `scaling` or"),
-        ({"theta": (1e4, 1e5)}, "several values of `theta` need `axes_restart`"),
-        ({"theta": THETAS, "axes": AXES}, "several values of `theta` need `axes_restart`"),
-        ({"theta": THETAS[:2], "axes": AXES, "axes_restart": True}, "one value for each axis"),
-        ({"theta": (), "axes": AXES, "axes_restart": True}, "one value for each axis"),
-        ({"theta": (1.0, 1e4, 1e4), "axes": AXES, "axes_restart": True}, "`theta` must be"),
-        ({"theta": ("1e4", 1e4, 1e4), "axes": AXES, "axes_restart": True}, "`theta` must be"),
+        ({"theta": (1e4, 1e5)}, "`theta` must be"),
     ],
 )
 def test_refused(changes, message):
@@ -108,7 +75,7 @@ def test_refused(changes, message):
 
 def test_no_method_changes_given_frequencies():
     """A method of frequencies is refused for them, with the reason, before it computes anything."""
-    for config in (rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN), axial(theta=THETAS)):
-        assert not config.can_be_extended
-        with pytest.raises(rw.RopeError, match="or frequencies are explicit"):
-            METHODS["pi"].rope(config, Reach(16, 64))
+    config = rw.RopeConfig(8, interleaved=True, inv_freq=GIVEN)
+    assert not config.can_be_extended
+    with pytest.raises(rw.RopeError, match="or frequencies are explicit"):
+        METHODS["pi"].rope(config, Reach(16, 64))
