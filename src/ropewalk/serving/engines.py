@@ -574,9 +574,9 @@ def applied(engine: str | None, case: Case) -> Answer:
     caveats.sort(key=lambda one: (one.before is not None, order.index(one.effect)))
     first = caveats[0] if caveats and caveats[0].before is None and caveats[0].effect != "note" else None
     read = READ.get(CONVERTER if len(engines) > 1 else "llama.cpp" if engine == "ollama" else engine, "")
-    checked = (
-        f"measured in {about(engine)}" if was_run and len(engines) == 1 else f"read in {read}" if read else "not run"
-    )
+    checked = f"read in {read}" if read else "not run"
+    if (was_run and len(engines) == 1) or (first is not None and first.measured):
+        checked = f"measured in {about(engine)}"
     return Answer(
         state="applied" if first is None or first.effect == "note" else first.effect,
         reason=None if first is None else first.text,
