@@ -284,13 +284,13 @@ def test_the_right_line_starts_the_same_program(file: Path, tmp_path: Path) -> N
     assert line.startswith(f"./bin/llama-cli -m {file} --ctx-size 1024 ")
     assert line.endswith(" -p hello")
     assert not codes(started(line))
-    over = json.dumps({"rope_parameters": yarn(4096, rope_theta=1e4), "max_position_embeddings": 16384})
+    over = json.dumps({"rope_parameters": tables.yarn(4096, rope_theta=1e4), "max_position_embeddings": 16384})
     folder = written(tmp_path, "llama_2_7b")
     found = started(f"vllm serve {folder} --max-model-len 2048 --hf-overrides '{over}'")
     assert "factor-without-length" in codes(found)
     assert found.line == (f"vllm serve {folder} --max-model-len 4096",)
     config = {key: value for key, value in LLAMA2.items() if not key.startswith("rope")}
-    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": yarn(4096, rope_theta=5e5)}))
+    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": tables.yarn(4096, rope_theta=5e5)}))
     *_, line = started(f"mlx_lm generate --model {folder} --prompt hello").line
     assert line == "mlx_lm.generate --model longer --prompt hello"
     gemma = {"model_type": "gemma2", "rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}

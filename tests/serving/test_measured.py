@@ -38,7 +38,9 @@ def test_the_packaged_form_is_the_record() -> None:
     """`make docs-tables` writes it."""
     short = runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))["short"]
     assert SHORT.read_text() == short(json.loads(RECORD))
-    cells = [one for one in json.loads(RECORD)["cells"] if one["outcome"] != "not expressed"]
+    cells = [
+        one for one in json.loads(RECORD)["cells"] if one["outcome"] != "not expressed" and one["engine"] != "sglang"
+    ]
     assert sum(len(row[-1].split()) for row in ROWS) == len(cells)
     for one in cells:
         codes = measured(one["engine"], one["family"], one["block"], one["spelling"])

@@ -177,7 +177,6 @@ def test_caveats_have_a_source_and_concern_the_printed_command(tmp_path: Path) -
         assert "attention_factor" not in found
         assert "--rope-scaling" not in found
         assert not told(source, engine)
-    assert "`rope_scaling` and expect" in told(source, "vllm", method="yarn", target=TARGET)
     assert "One list of divisors" not in told(source, "vllm", method="resonance", target=TARGET)  # both are equal
 
 

@@ -268,7 +268,20 @@ _TWO_ROPES = ("gemma3_text", "gemma4_text", "olmo3", "modernbert", "laguna")
 _ONLY_THETA = ("gemma", "gemma2", "mixtral", "olmo", "persimmon", "phi", "stablelm", "starcoder2")
 _IN_CPP = "in llama-cpp-python 0.3.36"
 
+_RUN = ("vllm", "mlx", "onnx")
 # fmt: off
+_SHOWN: tuple[tuple[Literal["lost", "differs", "note"], tuple[str, ...], str, str], ...] = (
+    ("lost", _RUN, "not loaded", "it does not load a model of this family with this block"),
+    ("lost", ONLY_RUN, "unscaled", "its class of this family drops the scaling"),
+    ("lost", ("mlx",), "theta", "its class of this family does not read `rope_parameters`, and its own theta applies"),
+    ("lost", ("mlx",), "partial", "its class of this family rotates every feature of a head"),
+    ("differs", _RUN, "untruncated", "The ends of yarn's ramp are not rounded."),
+    ("differs", ("llama.cpp",), "sliding", "The attention factor is applied to layers with a window, too."),
+    ("differs", _RUN, "not the rope", "The answers differ from those of transformers with the plain rope, too."),
+    ("differs", _RUN, "unknown", "The answers differ from those of transformers, for an unknown reason."),
+    ("note", ("mlx",), "window", "Windows are ignored: every layer attends to all tokens."),
+)
+"""What only runs showed, by code: effect, engines, code and text of a `Deviation`."""
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation("lost", ("vllm",),
         "its gpt-oss class builds yarn from the block's factor and betas, whatever the rope_type is",
@@ -385,19 +398,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation("lost", ("onnx",),
         "its builder divides by zero under a yarn block without `beta_fast` and `beta_slow`",
         "0.18.0's builders/base.py, line 673", code="not loaded", read=False, rules=("yarn",)),
-    Deviation("lost", ("vllm", "mlx", "onnx"),
-        "it does not load a model of this family with this block", code="not loaded", read=False),
-    Deviation("lost", ("mlx",),
-        "its class of this family drops the scaling",
-        "0.32.2's models/gemma2.py, line 60, starcoder2.py, line 42, and others", code="unscaled", read=False),
-    Deviation("lost", ("onnx",),
-        "its builder drops the scaling of this family",
-        "0.18.0's builders/llama.py, line 15", code="unscaled", read=False),
-    Deviation("lost", ("mlx",),
-        "its class of this family does not read `rope_parameters`, and its own theta applies",
-        "0.32.2's models/llama.py, lines 30 and 32", code="theta", read=False),
-    Deviation("lost", ("mlx",),
-        "its class of this family rotates every feature of a head", code="partial", read=False),
+    *(Deviation(effect, engines, text, code=code, read=False) for effect, engines, code, text in _SHOWN),
     Deviation("unknown", ONLY_RUN,
         "no run shows whether its class of this family applies this rule", code="not run", read=False,
         when=lambda case: case.scaled or case.extends),
@@ -413,20 +414,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation("differs", ("mlx",),
         "`long_factor` is used for prompts of every length.", code="long", read=False,
         when=lambda case: case.two_lists),
-    Deviation("differs", ("onnx",),
-        "The ends of yarn's ramp are not rounded.",
-        "0.18.0's builders/base.py, line 673", code="untruncated", read=False),
-    Deviation("differs", ("vllm",),
-        "`truncate` is applied, which transformers drops from a block that is one of several.",
-        "transformers 5.23.0's modeling_rope_utils.py, line 475", code="untruncated", read=False),
-    Deviation("differs", ("llama.cpp",),
-        "The attention factor is applied to layers with a window, too.", code="sliding", read=False),
-    Deviation("differs", ("vllm", "mlx", "onnx"),
-        "The answers differ from those of transformers with the plain rope, too.", code="not the rope", read=False),
-    Deviation("differs", ("vllm", "mlx", "onnx"),
-        "The answers differ from those of transformers, for an unknown reason.", code="unknown", read=False),
-    Deviation("note", ("mlx",),
-        "Windows are ignored: every layer attends to all tokens.", code="window", read=False),
     Deviation("differs", ("vllm",),
         "One list of divisors is used for every prompt: `long_factor` once --max-model-len is beyond the original "
         "length.",
@@ -500,18 +487,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "The dynamic rule is not applied beyond the trained length, so the server stops there.",
         "vllm's dynamic_ntk_scaling_rope.py, llama.cpp's conversion/base.py (`set_gguf_parameters`)",
         versions="0.33.0, 0.3.36 of llama-cpp-python", rules=("dynamic",), when=lambda case: not case.extends),
-    Deviation("note", ("vllm",),
-        "Older servers call the block `rope_scaling` and expect `rope_theta` outside it.",
-        "vllm-project/vllm#28542, docs.vllm.ai v0.10.2",
-        versions="before the change of November 2025 (0.10.2's example has the old keys)", before="0.11.1",
-        when=lambda case: case.override),
-    Deviation("note", ("vllm",),
-        "Older servers apply one flat block to every layer, or stop with transformers 4: rope_parameters should have a "
-        "'rope_type' key. Check the server (`ropewalk verify`).",
-        "vllm-project/vllm#28542, EuroEval/EuroEval#2089; 0.33.0's model_executor/models/gemma3.py with "
-        "`config.rope_parameters[layer_type]`",
-        versions="before December 2025; 0.16.0 and 0.19.0 with transformers 4", before="0.20.0",
-        when=lambda case: case.several and case.scaled),
     Deviation("note", ("transformers",),
         "Version 4 ignores `rope_parameters`: there the block is `rope_scaling`, with `config.rope_theta`.",
         "huggingface/transformers#42513, vllm-project/vllm#28542",
