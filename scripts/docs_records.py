@@ -27,6 +27,7 @@ from ropewalk.statistics import mean_and_interval, plus_minus
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README, DOCS = ROOT / "benchmarks" / "results", ROOT / "README.md", ROOT / "docs"
+MEASURED = ROOT / "src" / "ropewalk" / "serving" / "measured.json"
 MARKS = re.compile(
     r"<!-- (?P<kind>record|names of|commands|figure|picture): (?P<what>[\w ./-]+?)(?:: (?P<alt>.*?))? -->"
     r".*?<!-- /(?P=kind) -->",
@@ -429,10 +430,10 @@ def verify_servers() -> str:
     return f"{table(heads, rows)}\n\n{about}; vLLM {number}. With other work on the machine."
 
 
-def engines() -> str:
-    """Return for each engine and rope block what the engine applies, by family."""
-    drawn: str = runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))["drawn"](document("engines.json"))
-    return drawn
+def engines(form: str = "drawn") -> str:
+    """Return for each engine and rope block what the engine applies, by family: as tables, or "short" as JSON."""
+    text: str = runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))[form](document("engines.json"))
+    return text
 
 
 def vllm_plugin() -> str:
@@ -460,6 +461,8 @@ TITLES = {
     "sglang": "SGLang",
     "llama.cpp": "llama.cpp",
     "ollama": "Ollama",
+    "mlx": "mlx-lm",
+    "onnx": "ONNX",
 }
 MEMORY = ("cache_bytes", "temporary_bytes")
 FORGETS = "†"  # the mark of baselines in the table
@@ -567,9 +570,9 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    for page in (README, *sorted(DOCS.rglob("*.md"))):
-        text = page.read_text(encoding="utf-8")
-        if (new := with_tables(text)) != text:
+    for page in (README, *sorted(DOCS.rglob("*.md")), MEASURED):
+        text = page.read_text(encoding="utf-8") if page.exists() else ""
+        if (new := engines("short") if page == MEASURED else with_tables(text)) != text:
             write_whole(page, new)
             print(page.relative_to(ROOT))
     return 0

@@ -22,7 +22,7 @@ NAMES = [
     "$(touch RAN) `touch RAN` && touch RAN \\",
     "END\ntouch RAN\n\x1b[201~\r~ *  \\é",
 ]
-PROGRAMS = ("ropewalk", "vllm", "python", "llama-server", "ollama", "hf")
+PROGRAMS = ("ropewalk", "vllm", "python", "llama-server", "mlx_lm.server", "ollama", "hf")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_hostile_name_is_one_argument(name: str, place: Path, capsys: pytest.C
     for source in (name, str(file)):
         relative = os.path.relpath(source)
         for engine in ENGINES:
-            for method in ("as-is", "yarn"):
+            for method in ("as-is", "ntk" if engine == "onnx" else "yarn"):
                 with pytest.raises(SystemExit) as ended:
                     main(["serve-config", "--engine", engine, "--method", method, "--", source])
                 shown = capsys.readouterr()

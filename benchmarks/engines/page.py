@@ -1,7 +1,8 @@
-"""Draw the tables of docs/engines.md from the record of the matrix, for scripts/docs_records.py."""
+"""The record of the matrix as tables of docs/engines.md and in short form, for scripts/docs_records.py."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from typing import Any
@@ -14,6 +15,13 @@ SPELLINGS = {"rope_parameters": "`rope_parameters` (transformers 5)", "rope_scal
 BLOCKS = ("plain", "linear", "dynamic", "yarn", "yarn, attention_factor 1.3", "yarn, truncate false",
           "yarn, betas 8 and 2", "yarn, mscale 0.7 and 0.5", "llama3", "longrope, long", "longrope, short",
           "proportional", "M-RoPE sections, default", "M-RoPE sections, yarn", "window", "window, yarn")  # fmt: skip
+CODES = {
+    "no scaling": "unscaled", "theta ": "theta", "partial factor ignored": "partial", "no window": "window",
+    "attention_factor ignored": "attention_factor", "with rounded bounds": "truncate",
+    "without rounded bounds": "untruncated", "the long factors": "long", "on sliding layers": "sliding",
+    "queries not scaled": "queries", "NaN": "nan",
+}  # fmt: skip
+"""Parts of the names of wrong ropes, and their codes in src/ropewalk/serving/measured.json."""
 Cell = dict[str, Any]
 
 
@@ -71,3 +79,29 @@ def drawn(record: Cell) -> str:
     for cell in record["cells"]:
         cells[cell["engine"]].append(cell)
     return "\n\n".join(of_engine(name, record["engines"][name], cells[name]) for name in TITLES if cells[name])
+
+
+def short(record: Cell) -> str:
+    """Return src/ropewalk/serving/measured.json: what each engine did wrong with each block and spelling, by family."""
+    engines = {}
+    for name, about in record["engines"].items():
+        if name == "sglang":  # its ropes without a running server: those that were read
+            continue
+        cells = [cell for cell in record["cells"] if cell["engine"] == name and cell["outcome"] != "not expressed"]
+        single = len({cell["spelling"] for cell in cells}) == 1
+        rows: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+        for cell in cells:
+            codes = [
+                code for part, code in CODES.items() if part in cell.get("name", "") and cell["outcome"] == "named"
+            ]
+            if cell["outcome"] not in ("equal", "named"):
+                codes = ["not the rope" if cell["outcome"] == "other" else cell["outcome"]]
+            elif (cell["outcome"] == "equal") == bool(codes):
+                raise ValueError(f"no code for {cell}")
+            rows[cell["block"], "any" if single else cell["spelling"], *codes].append(cell["family"])
+        lines = [json.dumps([block, spelling, codes, " ".join(sorted(families))])
+                 for (block, spelling, *codes), families in sorted(rows.items())]  # fmt: skip
+        version = f"{PACKAGES.get(name, f'{TITLES[name]} ')}{about['version']}"
+        head = f'"version": {json.dumps(version)}, "date": {json.dumps(about["date"])}'
+        engines[name] = f'{json.dumps(name)}: {{{head}, "rows": [\n' + ",\n".join(lines) + "]}"
+    return "{" + ",\n".join(engines[name] for name in sorted(engines)) + "}\n"

@@ -75,7 +75,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DoctorRun:
 
 
 @pytest.mark.parametrize(
-    ("engine", "from_record"), [*((engine, True) for engine in (*ENGINES, None)), ("vllm", False), (None, False)]
+    ("engine", "from_record"),
+    [*((engine, True) for engine in (*ENGINES, None) if engine != "onnx"), ("vllm", False), (None, False)],
 )
 def test_the_command_runs(
     run: DoctorRun, found: Diagnosis, engine: str | None, from_record: bool, tmp_path: Path,

@@ -22,7 +22,7 @@ def test_names_are_shown_and_not_obeyed() -> None:
 @pytest.mark.parametrize(
     ("model_type", "block", "said"),
     [
-        ("llama", {"rope_type": "dynamic"}, ["extends nothing", "factor x factor", "Use --method ntk"]),
+        ("llama", {"rope_type": "dynamic"}, ["the answers are NaN", "factor x factor", "Use --method ntk"]),
         ("gemma2", BLOCK, ["SGLang: not applied: its class of this family takes only theta"]),
         ("llama", {**BLOCK, "attention_factor": 1.0}, ["vLLM: the same", "SGLang: `attention_f", "Compare outputs"]),
         ("gemma3_text", {"full_attention": BLOCK, "sliding_attention": {"rope_type": "default"}},

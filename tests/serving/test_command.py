@@ -268,6 +268,26 @@ def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:
     assert (rope.theta, rope.scaling.attention_factor, codes(found)) == (5e5, None, {"no-effect"})
 
 
+def test_the_right_line_starts_the_same_program(file: Path, tmp_path: Path) -> None:
+    """llama-cli stays llama-cli, and a factor goes that the asked length does not need; mlx-lm gets a folder."""
+    line = started(f"./bin/llama-cli -m {file} -c 1024 --rope-scale 4 -p hello").line[-1]
+    assert line.startswith(f"./bin/llama-cli -m {file} --ctx-size 1024 ")
+    assert line.endswith(" -p hello")
+    assert not codes(started(line))
+    over = json.dumps({"rope_parameters": tables.yarn(4096, rope_theta=1e4), "max_position_embeddings": 16384})
+    folder = written(tmp_path, "llama_2_7b")
+    found = started(f"vllm serve {folder} --max-model-len 2048 --hf-overrides '{over}'")
+    assert "factor-without-length" in codes(found)
+    assert found.line == (f"vllm serve {folder} --max-model-len 4096",)
+    config = {key: value for key, value in LLAMA2.items() if not key.startswith("rope")}
+    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": tables.yarn(4096, rope_theta=5e5)}))
+    *_, line = started(f"mlx_lm generate --model {folder} --prompt hello").line
+    assert line == "mlx_lm.generate --model longer --prompt hello"
+    gemma = {"model_type": "gemma2", "rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    (folder / "config.json").write_text(json.dumps(fixture("gemma_2_2b") | gemma))
+    assert "not-applied" in codes(started(f"mlx_lm.server --model {folder}"))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -288,6 +308,9 @@ def test_mlx_reads_the_older_keys(tmp_path: Path) -> None:
         ("llama-server -m {file} --yarn-orig-ctx 1e400", "an option needs a number"),
         ("llama-server -m {file} --rope-scaling longrope", "Pass none, linear or yarn"),
         ("llama-server -m {file} --rope-scale many", "an option needs a number"),
+        ("llama-server -m {file} --rope-scale -1", "needs a positive number"),
+        ("llama-server -m {file} --rope-scale 0", "needs a positive number"),
+        ("llama-server -m {file} --rope-freq-base -1", "needs a positive number"),
         ("llama-server -m tiny", "loads a .gguf file"),
         ("llama-server -m {file} --override-kv context", "KEY=TYPE:VALUE"),
         ("llama-server -m {file} --rope-scaling yarn --rope-scale 2 --yarn-ext-factor 0.5", "extrapolation"),

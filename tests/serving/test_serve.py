@@ -104,7 +104,7 @@ def test_known_faults_of_a_folder(tmp_path: Path) -> None:
         for engine in ("vllm", "llama.cpp"):
             assert any(rule in one.text for one in serve_config(folder, engine).caveats), (method, engine)
         assert not serve_config(folder, "vllm", method="plain", trained_length=TRAINED).caveats[1:]
-    assert serve_config(source, "vllm").checked.startswith("0.33.0's")
+    assert serve_config(source, "vllm").checked.startswith("measured in vLLM 0.32.0")
     (source / "params.json").touch()  # Mistral's own config, which vLLM would prefer to the changed one
     folder = apply(source, tmp_path / "mistral", ApplySettings(method="yarn", target=TARGET)).folder
     assert serve_config(folder, "vllm").steps[0].endswith(" --config-format hf")
@@ -161,21 +161,22 @@ def test_ropes_that_no_flag_says(tmp_path: Path) -> None:
 
 def test_caveats_have_a_source_and_concern_the_printed_command(tmp_path: Path) -> None:
     """What lies behind the user (removed flags, flags that are printed, cures that are printed) is not mentioned."""
-    assert all(re.search(r"#\d+|\.py|\.cpp|\.md|get_rope_factors", one.source) for one in DEVIATIONS)
+    read = [one for one in DEVIATIONS if one.read or one.source]
+    assert all(re.search(r"#\d+|\.py|\.cpp|\.md|get_rope_factors", one.source) for one in read)
+    assert all(one.code for one in DEVIATIONS if one not in read)
     assert all(set(one.engines) <= {*ENGINES, CONVERTER} for one in DEVIATIONS)
-    assert all(one.versions for one in DEVIATIONS if one.effect != "lost")
+    assert all(one.versions for one in DEVIATIONS if one.effect != "lost" and one.read)
     source = checkpoint(tmp_path / "source")
 
     def told(model: Path, engine: str, **settings: Any) -> str:
         return " ".join(one.text for one in serve_config(model, engine, **settings).caveats)
 
     for engine in ENGINES:
-        found = told(source, engine, method="yarn", target=TARGET)
+        found = told(source, engine, method="ntk" if engine == "onnx" else "yarn", target=TARGET)
         assert found.startswith("The factor is fixed") or engine == "ollama"
         assert "attention_factor" not in found
         assert "--rope-scaling" not in found
         assert not told(source, engine)
-    assert "`rope_scaling` and expect" in told(source, "vllm", method="yarn", target=TARGET)
     assert "One list of divisors" not in told(source, "vllm", method="resonance", target=TARGET)  # both are equal
 
 

@@ -325,3 +325,21 @@ def test_a_prompt_that_is_too_long(ours):
         pytest.raises(TooLong, match="does not fit"),
     ):
         OpenAIEngine(url, ours.reader.tokenizer, model="m").ask([1, 2, 3])
+
+
+def test_a_server_that_takes_text_only(ours):
+    """The answers of mlx_lm.server 0.32.2, as received: named, with the cure; a 400 for another cause is not."""
+    said = "text input must be of type `str` (single example)"
+
+    def mlx(path, body, headers):
+        if type(body.get("logprobs", False)) is not bool:
+            return 400, {"error": "logprobs must be of type bool"}
+        return (200, {"choices": [{"text": "-"}]}) if isinstance(body["prompt"], str) else (404, {"error": said})
+
+    with serving(ours, mlx) as url:
+        message = failing(url, ours, model="m")
+    assert "takes text only" in message
+    assert said in message
+    assert "--engine mlx" in message
+    with serving(ours, lambda path, body, headers: (400, {"error": "busy"})) as url:
+        assert "takes text only" not in failing(url, ours, model="m")

@@ -82,6 +82,6 @@ def serve_config(
     if served.caveats:
         show("Known behaviour of this engine:")
     for caveat in served.caveats:
-        show(f"- {caveat.text} ({caveat.versions}; {caveat.source})")
+        show(f"- {caveat.text} ({caveat.evidence})")
     if json_file is not None:
         write_output(json_file, json.dumps(served.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")

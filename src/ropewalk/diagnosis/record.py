@@ -302,6 +302,7 @@ def _of(count: Found | None) -> str:
 
 def _runs_in(engines: tuple[str, ...]) -> str:
     """Return the engines of a row in few words."""
-    if len(engines) == len(ENGINES):
-        return "engines"
+    others = [one for one in ENGINES if one not in engines]
+    if len(others) <= 2:
+        return f"engines but {', '.join(others)}" if others else "engines"
     return ", ".join(engines) or "Python"

@@ -290,9 +290,10 @@ def _readers(config: Mapping[str, Any]) -> list[str]:
     for engine, title in READERS_OF_CONFIGS.items():
         answer = applied(engine, case)
         notes = [one.text for one in answer.caveats if one.effect == "differs" and one.before is None]
-        lost = f"not applied: {answer.reason}." if answer.state == "lost" else ""
-        lines.append(f"- {title}: {lost or ' '.join(notes) or 'the same frequencies and temperature.'}")
-    return [*lines, "", "The statements about other programs are from their sources, not from a run."]
+        lost = {"lost": f"not applied: {answer.reason}.", "unknown": f"{answer.reason}."}.get(answer.state)
+        told = lost or " ".join(notes) or "the same frequencies and temperature."
+        lines.append(f"- {title}: {told} ({answer.checked})")
+    return lines
 
 
 def plain_text(text: str) -> str:

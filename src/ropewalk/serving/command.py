@@ -25,9 +25,11 @@ class EngineCommand:
 
     - `words`: the options that are looked at and their values, in order. `rest`: the other words.
     - `model`: as given, or None. `environment`: variables that the command sets.
+    - `program`: the engine's program if it has several, else the one that `serve-config` starts.
     """
 
     engine: str
+    program: str
     words: tuple[tuple[str, str], ...]
     rest: tuple[str, ...]
     model: str | None
@@ -95,10 +97,12 @@ def read_command(text: str) -> EngineCommand:
     if not engine:
         cure = f"Pass a command of {', '.join(FLAGS)}."
         raise RopeError("inspect: the command starts no engine that is known here.", facts={"command": text}, cure=cure)
-    settings = (word.partition("=") for word in words[:at])
+    settings, starting = [word.partition("=") for word in words[:at]], words[at]
     flags, known, rest = FLAGS[engine], list[tuple[str, str]](), list[str]()
     words = [*itertools.takewhile(lambda word: not re.fullmatch(_SHELL, word), words[at + 1 :])]
-    words = words[1:] if words[:1] and words[0] in ("serve", "server", "generate", "chat") else words
+    program = starting if engine in ("llama.cpp", "mlx") and ":" not in starting else flags.starts[0]
+    if words[:1] and words[0] in ("serve", "server", "generate", "chat"):
+        program, words = f"{program}.{words[0]}" if engine == "mlx" else program, words[1:]
     first = words.pop(0) if words and not _is_option(words[0]) else None
     while words:
         word = words.pop(0)
@@ -117,4 +121,5 @@ def read_command(text: str) -> EngineCommand:
             rest += [word] if sign or not value else [word, value]
     model = next((value for name, value in reversed(known) if name in flags.model), first)
     environment = {name: value for name, sign, value in settings if sign and name.isidentifier()}
-    return EngineCommand(engine=engine, words=tuple(known), rest=tuple(rest), model=model, environment=environment)
+    return EngineCommand(engine=engine, program=program, words=tuple(known), rest=tuple(rest), model=model,
+                         environment=environment)  # fmt: skip

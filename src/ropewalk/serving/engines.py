@@ -1,27 +1,32 @@
 """Serving engines: their one list, and what each applies of a rope, by model type and rule, with version and source.
 
-`applied` is the one rule of `extend apply` and `serve-config`. Nothing is inferred by analogy. "run" means that we ran
-the engine; everything else is from `source`, read in the versions of `READ`. This module does not import torch.
+`applied` is the one rule of `extend apply` and `serve-config`. Nothing is inferred by analogy: for the families that
+were run, what was measured decides (`ropewalk.serving.measured`), for others what was read in the sources, in the
+versions of `READ`. This module does not import torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ropewalk.families import FAMILIES
+from ropewalk.serving.measured import about, measured
 
-ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "transformers")
+ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "mlx", "onnx", "transformers")
 """The engines that are configured by a config or a .gguf file."""
 RUNNERS = (*ENGINES, "python")
 """All ways to run a model: an engine, or a Python program, which can also apply methods in attention (`rw.attach`)."""
 READS_GGUF = ("llama.cpp", "ollama")
 """The engines that load a .gguf file; the others load a Hugging Face folder."""
+ONLY_RUN = ("mlx", "onnx")
+"""The engines whose classes differ so much that only what was measured is known."""
 CONVERTER = "llama.cpp's converter"
 """convert_hf_to_gguf.py, which converts a Hugging Face folder to a .gguf file. `applied` treats it as an engine."""
-READERS_OF_CONFIGS = {"vllm": "vLLM", "sglang": "SGLang", CONVERTER: CONVERTER}
+READERS_OF_CONFIGS = {"vllm": "vLLM", "sglang": "SGLang", "mlx": "mlx-lm", "onnx": "ONNX Runtime GenAI",
+                      CONVERTER: CONVERTER}  # fmt: skip
 """The engines, with their titles, that a model card describes next to transformers."""
 MULTIPLIES_LENGTH = ("linear", "dynamic")
 """The rules for which vLLM and SGLang multiply `max_position_embeddings`, the trained length there, by the factor."""
@@ -45,10 +50,12 @@ class Flags:
     - `length`: the options of the context's length. `over`: the option of the JSON that is put over the config.
     - `keys`: further options, with the key of a .gguf file's metadata that each replaces, or "".
     - `longer`: the variable of the environment that permits more than the config's length.
+    - `starts`: the words with which `serve-config` starts it, up to the model.
     - `source`: the files and the version that were read.
     """
 
     program: str
+    starts: tuple[str, ...]
     model: tuple[str, ...]
     length: tuple[str, ...] = ()
     over: str = ""
@@ -66,6 +73,7 @@ _SCALE = "rope.scaling."
 FLAGS = {
     "vllm": Flags(
         program=r"(.*/)?vllm|vllm\.entrypoints\..*|vllm/vllm-\S+",
+        starts=("vllm", "serve"),
         model=("--model",),
         length=("--max-model-len",),
         over="--hf-overrides",
@@ -74,6 +82,7 @@ FLAGS = {
     ),
     "sglang": Flags(
         program=r"(.*/)?sglang|sglang\.launch_server|lmsysorg/sglang\S*",
+        starts=("python", "-m", "sglang.launch_server", "--model-path"),
         model=("--model-path", "--model"),
         length=("--context-length",),
         over="--json-model-override-args",
@@ -82,6 +91,7 @@ FLAGS = {
     ),
     "llama.cpp": Flags(
         program=r"(.*[/\\])?llama-(server|cli|completion)(\.exe)?|\S*llama\.cpp:(server|full|light)\S*",
+        starts=("llama-server", "-m"),
         model=("--model", "-m"),
         length=("--ctx-size", "-c"),
         keys={
@@ -92,8 +102,9 @@ FLAGS = {
         },
         source="llama.cpp's common/arg.cpp, src/llama-context.cpp and server-context.cpp in xllamacpp 2026.10.11549",
     ),
-    "mlx-lm": Flags(
+    "mlx": Flags(
         program=r"(.*/)?mlx_lm(\.(server|generate|chat))?",
+        starts=("mlx_lm.server", "--model"),
         model=("--model",),
         source="mlx-lm 0.32.2's server.py, generate.py and each model's `ModelArgs`",
     ),
@@ -102,7 +113,7 @@ FLAGS = {
 ROPE_FLAGS = {
     name: flags.over or ", ".join(key for key in flags.keys if key.startswith(("--rope", "--yarn-orig")))
     for name, flags in FLAGS.items()
-    if name != "mlx-lm"
+    if name != "mlx"
 }
 """The flags of each engine that replace the model's own rope, in words."""
 
@@ -116,7 +127,8 @@ class Case:
     - `extends`: whether it differs from the checkpoint's own. `scaled`: whether it has a scaling without training.
     - `length`: tokens of the context, or None. `interleaved`: whether pairs are neighbouring features.
     - `override`: whether a command or a script puts the block over the config's.
-    - `flat`: whether the config also has transformers 4's keys, as what `extend apply` writes.
+    - `spelling`: of the block in the config: `rope_parameters` as transformers 5 writes it, `rope_scaling` with
+      `rope_theta` as version 4, or both, as `extend apply`. `windowed`: whether a layer has a window.
     """
 
     block: Mapping[str, Any]
@@ -128,7 +140,8 @@ class Case:
     length: int | None = None
     interleaved: bool = False
     override: bool = False
-    flat: bool = True
+    spelling: str = "extend apply"
+    windowed: bool = False
 
     @property
     def blocks(self) -> list[Mapping[str, Any]]:
@@ -161,6 +174,25 @@ class Case:
         return any(not math.isclose(_attention(one), _attention({"factor": one["factor"]})) for one in self.blocks
                    if one["rope_type"] == "yarn" and one.get("factor"))  # fmt: skip
 
+    @property
+    def rows(self) -> set[str]:
+        """Return the names of the measured blocks that concern it: those of benchmarks/engines/models.py."""
+        names = {"plain", "window"} if self.windowed else {"plain"}
+        for one in self.blocks:
+            if one["rope_type"] == "longrope":
+                names |= {"longrope, long", "longrope, short"} if self.two_lists else {"longrope, long"}
+            elif one["rope_type"] == "yarn":
+                special = {
+                    "yarn, attention_factor 1.3": self.own_attention and one.get("attention_factor") is not None,
+                    "yarn, truncate false": one.get("truncate") is False,
+                    "yarn, betas 8 and 2": one.get("beta_fast") is not None and one.get("beta_slow") is not None,
+                    "yarn, mscale 0.7 and 0.5": self.own_attention and bool(one.get("mscale")),
+                }
+                names |= {name for name, given in special.items() if given} or {"yarn"}
+            elif one["rope_type"] != "default":
+                names.add(one["rope_type"])
+        return names
+
 
 def _attention(block: Mapping[str, Any]) -> float:
     """Return the factor of queries and keys of a yarn block, as transformers computes it."""
@@ -175,41 +207,52 @@ def _attention(block: Mapping[str, Any]) -> float:
 class Deviation:
     """One known behaviour of engines.
 
-    - `effect`: "lost": the rope is not applied as measured. "differs": it is, with this difference. "note": neither; it
-      concerns the command.
-    - `engines`: the engines. `text`: a clause if the rope is lost, else sentences.
+    - `effect`: "lost": the rope is not applied as measured. "unknown": nobody knows. "differs": it is, with this
+      difference. "note": neither; it concerns the command.
+    - `engines`: the engines. `text`: a clause if the rope is lost or unknown, else sentences.
     - `versions`: the versions with this behaviour. `before`: the first version without it; None: the newest has it.
       `source`: the file or issue that shows it.
     - `rules`, `model_types`: only for these `rope_type`s and language models; empty: all. `when`: a further condition.
+    - `code`: that of `ropewalk.serving.measured` which shows it. Where the engine was run, the record decides;
+      elsewhere it is known if it was `read`.
+    - `measured`: the engine that showed it, with version and date; "" if it was read.
     """
 
-    effect: Literal["lost", "differs", "note"]
+    effect: Literal["lost", "unknown", "differs", "note"]
     engines: tuple[str, ...]
     text: str
-    source: str
+    source: str = ""
+    code: str = ""
+    read: bool = True
+    measured: str = ""
     versions: str = ""
     before: str | None = None
     rules: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
     when: Callable[[Case], bool] = field(default=lambda case: True, metadata={"json": False})
 
+    def holds(self, case: Case) -> bool:
+        return (not self.rules or any(one["rope_type"] in self.rules for one in case.blocks)) and self.when(case)
+
     def concerns(self, engine: str, case: Case) -> bool:
-        return (
-            engine in self.engines
-            and (not self.rules or any(one["rope_type"] in self.rules for one in case.blocks))
-            and (not self.model_types or case.model_type in self.model_types)
-            and self.when(case)
-        )
+        own = engine in self.engines and (not self.model_types or case.model_type in self.model_types)
+        return own and self.holds(case)
+
+    @property
+    def evidence(self) -> str:
+        """Return how it is known, in words."""
+        read = self.source and f"read in {self.source}"
+        return "; ".join(one for one in (self.measured and f"measured in {self.measured}", read, self.versions) if one)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How an engine treats a rope ("applied", "differs" or "lost"), with the reason, its source, and all caveats.
+    """How an engine treats a rope, with the reason, how it is known, and all caveats.
 
-    - `checked`: the version and the function that were read.
+    - `checked`: the version that was run, or the version and the function that were read.
     """
 
-    state: Literal["applied", "differs", "lost"]
+    state: Literal["applied", "differs", "unknown", "lost"]
     reason: str | None
     source: str
     checked: str
@@ -225,7 +268,20 @@ _TWO_ROPES = ("gemma3_text", "gemma4_text", "olmo3", "modernbert", "laguna")
 _ONLY_THETA = ("gemma", "gemma2", "mixtral", "olmo", "persimmon", "phi", "stablelm", "starcoder2")
 _IN_CPP = "in llama-cpp-python 0.3.36"
 
+_RUN = ("vllm", "mlx", "onnx")
 # fmt: off
+_SHOWN: tuple[tuple[Literal["lost", "differs", "note"], tuple[str, ...], str, str], ...] = (
+    ("lost", _RUN, "not loaded", "it does not load a model of this family with this block"),
+    ("lost", ONLY_RUN, "unscaled", "its class of this family drops the scaling"),
+    ("lost", ("mlx",), "theta", "its class of this family does not read `rope_parameters`, and its own theta applies"),
+    ("lost", ("mlx",), "partial", "its class of this family rotates every feature of a head"),
+    ("differs", _RUN, "untruncated", "The ends of yarn's ramp are not rounded."),
+    ("differs", ("llama.cpp",), "sliding", "The attention factor is applied to layers with a window, too."),
+    ("differs", _RUN, "not the rope", "The answers differ from those of transformers with the plain rope, too."),
+    ("differs", _RUN, "unknown", "The answers differ from those of transformers, for an unknown reason."),
+    ("note", ("mlx",), "window", "Windows are ignored: every layer attends to all tokens."),
+)
+"""What only runs showed, by code: effect, engines, code and text of a `Deviation`."""
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation("lost", ("vllm",),
         "its gpt-oss class builds yarn from the block's factor and betas, whatever the rope_type is",
@@ -253,7 +309,8 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation("lost", ("sglang",),
         "its config class of OLMo 3 takes one flat rope_theta and rope_scaling, not a block for each layer type",
         "0.5.23's configs/olmo3.py (`Olmo3Config`), models/olmo2.py, lines 104 to 143",
-        model_types=("olmo3",), when=lambda case: not case.flat or flat_block(case.block) is None),
+        model_types=("olmo3",),
+        when=lambda case: case.spelling == "rope_parameters" or flat_block(case.block) is None),
     Deviation("lost", ("sglang",),
         "its config class of Qwen3-Next checks a scaling before it has the length, so the server stops",
         "run: 0.5.23's configs/qwen3_next.py, line 221",
@@ -285,9 +342,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "0.5.23's models/ministral3.py, lines 126 to 128",
         rules=("longrope",), model_types=("ministral3",)),
     Deviation("lost", ("vllm",),
-        "it fixes one base when it starts, so that the method extends nothing",
-        "0.33.0's dynamic_ntk_scaling_rope.py",
-        rules=("dynamic",), when=lambda case: case.extends),
+        "it fixes one base when it starts, and beyond the original length its table has no rows: the answers are NaN",
+        "0.33.0's dynamic_ntk_scaling_rope.py; its line 67 in 0.32.0",
+        code="nan", rules=("dynamic",), when=lambda case: case.extends),
     Deviation("lost", ("sglang",),
         "it fixes one base when it starts, that of factor x factor - (factor - 1), for prompts of every length",
         "0.5.23's rotary_embedding/rope_variant.py (`DynamicNTKScalingRotaryEmbedding`)",
@@ -338,15 +395,34 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "llama.cpp's converter applies proportional frequencies only for Gemma 4, as in the published config",
         f"conversion/gemma.py, lines 736 to 762, {_IN_CPP}",
         rules=("proportional",), when=lambda case: not case.is_type("gemma4")),
+    Deviation("lost", ("onnx",),
+        "its builder divides by zero under a yarn block without `beta_fast` and `beta_slow`",
+        "0.18.0's builders/base.py, line 673", code="not loaded", read=False, rules=("yarn",)),
+    *(Deviation(effect, engines, text, code=code, read=False) for effect, engines, code, text in _SHOWN),
+    Deviation("unknown", ONLY_RUN,
+        "no run shows whether its class of this family applies this rule", code="not run", read=False,
+        when=lambda case: case.scaled or case.extends),
+    Deviation("note", ONLY_RUN, "It was not run with this family.", code="not run", read=False),
+    Deviation("differs", ("mlx",),
+        "`attention_factor` in a yarn block is ignored: 0.1 ln(factor) + 1 applies.",
+        "mlx-lm's models/rope_utils.py (`initialize_rope`)", versions="0.32.2", code="attention_factor",
+        rules=("yarn",), when=lambda case: case.own_attention and case.has("attention_factor")),
+    Deviation("differs", ("mlx",),
+        "`truncate` in a yarn block is ignored: the ends of its ramp are rounded.",
+        "mlx-lm's models/rope_utils.py, line 151", versions="0.32.2", code="truncate",
+        rules=("yarn",), when=lambda case: any(one.get("truncate") is False for one in case.blocks)),
+    Deviation("differs", ("mlx",),
+        "`long_factor` is used for prompts of every length.", code="long", read=False,
+        when=lambda case: case.two_lists),
     Deviation("differs", ("vllm",),
         "One list of divisors is used for every prompt: `long_factor` once --max-model-len is beyond the original "
         "length.",
         "vllm's phi3_long_rope_scaled_rope.py",
-        versions="0.33.0", rules=("longrope",), when=lambda case: case.two_lists),
+        code="long", versions="0.33.0", rules=("longrope",), when=lambda case: case.two_lists),
     Deviation("differs", ("llama.cpp", "ollama"),
         "The length of the server's context, not of the prompt, selects the list of divisors.",
         "llama.cpp's llama_model::get_rope_factors",
-        versions="run: xllamacpp 2026.10.11549", rules=("longrope",), when=lambda case: case.two_lists),
+        code="long", versions="xllamacpp 2026.10.11549", rules=("longrope",), when=lambda case: case.two_lists),
     Deviation("differs", ("sglang",),
         "The longest prompt of a batch selects the list of divisors for all of its prompts.",
         "sglang's rotary_embedding/rope_variant.py, line 143 (`Phi3LongRoPEScaledRotaryEmbedding.forward`)",
@@ -354,7 +430,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation("differs", ("vllm",),
         "`llama_4_scaling_beta` in the block is ignored: queries beyond the original length are not scaled.",
         "vllm's model_executor/models/mistral.py, lines 106 to 115, which take it from params.json",
-        versions="0.33.0", model_types=("ministral3",),
+        code="queries", versions="0.33.0", model_types=("ministral3",),
         when=lambda case: any(one.get("llama_4_scaling_beta", 0.1) for one in case.blocks)),  # the class's own: 0.1
     Deviation("differs", ("vllm",),
         "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are ignored: 0.1 ln(factor) + 1 applies.",
@@ -401,7 +477,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "Elsewhere it applies the block.",
         "sglang's gemma3_causal.py; see sgl-project/sglang#26013",
         versions="main at 038c87d", rules=_SCALED, model_types=("gemma3_text",)),
-    Deviation("note", ("vllm", "sglang", "llama.cpp", "ollama", "transformers"),
+    Deviation("note", ENGINES,
         "The factor is fixed when the engine starts, so it applies to short prompts too. One user measured 15 to 20 % "
         "less in agentic tasks with YaRN 4 on Qwen3-32B, another 39 to 26.5 on Arena-Hard with Qwen3-8B. Serve short "
         "prompts from the model without it.",
@@ -411,18 +487,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "The dynamic rule is not applied beyond the trained length, so the server stops there.",
         "vllm's dynamic_ntk_scaling_rope.py, llama.cpp's conversion/base.py (`set_gguf_parameters`)",
         versions="0.33.0, 0.3.36 of llama-cpp-python", rules=("dynamic",), when=lambda case: not case.extends),
-    Deviation("note", ("vllm",),
-        "Older servers call the block `rope_scaling` and expect `rope_theta` outside it.",
-        "vllm-project/vllm#28542, docs.vllm.ai v0.10.2",
-        versions="before the change of November 2025 (0.10.2's example has the old keys)", before="0.11.1",
-        when=lambda case: case.override),
-    Deviation("note", ("vllm",),
-        "Older servers apply one flat block to every layer, or stop with transformers 4: rope_parameters should have a "
-        "'rope_type' key. Check the server (`ropewalk verify`).",
-        "vllm-project/vllm#28542, EuroEval/EuroEval#2089; 0.33.0's model_executor/models/gemma3.py with "
-        "`config.rope_parameters[layer_type]`",
-        versions="before December 2025; 0.16.0 and 0.19.0 with transformers 4", before="0.20.0",
-        when=lambda case: case.several and case.scaled),
     Deviation("note", ("transformers",),
         "Version 4 ignores `rope_parameters`: there the block is `rope_scaling`, with `config.rope_theta`.",
         "huggingface/transformers#42513, vllm-project/vllm#28542",
@@ -458,33 +522,40 @@ def flat_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return full if alike and "rope_type" in full else None
 
 
-def applied(engine: str | None, case: Case, version: str | None = None) -> Answer:
-    """Return whether an engine applies a rope as measured, with a difference, or not, and the source of the answer.
+def applied(engine: str | None, case: Case) -> Answer:
+    """Return whether an engine applies a rope as measured, with a difference, or not, and how that is known.
 
-    `version`: of the engine; None: the newest one that was read, with notes about older ones.
+    For the newest version that was run or read, with notes about older ones.
 
-    >>> applied("vllm", Case(block={"rope_type": "yarn", "factor": 4.0})).state
-    'applied'
+    >>> answer = applied("vllm", Case(block={"rope_type": "yarn", "factor": 4.0}, model_type="llama"))
+    >>> answer.state, answer.checked
+    ('applied', 'measured in vLLM 0.32.0, 2026-11-28')
     >>> applied("sglang", Case(block={"rope_type": "yarn", "factor": 4.0}, model_type="gemma2")).reason
     'its class of this family takes only theta from the block'
     """
-    engines = (engine or "", *((CONVERTER,) if case.converted and engine in READS_GGUF else ()))
-    deviations = [one for one in DEVIATIONS if any(one.concerns(name, case) for name in engines)]
-    if version is not None:
-        deviations = [one for one in deviations if one.before is None or _numbers(version) < _numbers(one.before)]
-    now = [one for one in deviations if one.before is None or version is not None]
-    order = {"lost": 0, "differs": 1, "note": 2}
-    caveats = sorted(deviations, key=lambda one: (one not in now, order[one.effect]))
-    first = caveats[0] if caveats and caveats[0] in now and caveats[0].effect != "note" else None
-    read = READ.get(CONVERTER if len(engines) > 1 else "llama.cpp" if engine == "ollama" else engine or "", "")
+    engine = engine or ""
+    engines = (engine, *((CONVERTER,) if case.converted and engine in READS_GGUF else ()))
+    outcomes = {row: measured(engine, case.model_type, row, case.spelling) for row in case.rows}
+    codes = {code for outcome in outcomes.values() for code in outcome or ()}
+    was_run = all(outcome is not None for row, outcome in outcomes.items() if row != "window")
+    codes |= {"not run"} if engine in ONLY_RUN and not was_run else set()
+    caveats = []
+    for one in DEVIATIONS:
+        if one.code in codes and engine in one.engines and one.holds(case):
+            caveats.append(replace(one, measured=about(engine)) if one.code != "not run" else one)
+        elif (one.read and not (one.code and was_run)) and any(one.concerns(name, case) for name in engines):
+            caveats.append(one)
+    order = ("lost", "unknown", "differs", "note")
+    caveats.sort(key=lambda one: (one.before is not None, order.index(one.effect)))
+    first = caveats[0] if caveats and caveats[0].before is None and caveats[0].effect != "note" else None
+    read = READ.get(CONVERTER if len(engines) > 1 else "llama.cpp" if engine == "ollama" else engine, "")
+    checked = f"read in {read}" if read else "not run"
+    if (was_run and len(engines) == 1) or (first is not None and first.measured):
+        checked = f"measured in {about(engine)}"
     return Answer(
         state="applied" if first is None or first.effect == "note" else first.effect,
         reason=None if first is None else first.text,
-        source=read if first is None else first.source,
-        checked=read,
-        caveats=tuple(one for one in caveats if one.effect != "lost"),
+        source=checked if first is None else first.evidence,
+        checked=checked,
+        caveats=tuple(one for one in caveats if one.effect in ("differs", "note")),
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())

@@ -227,7 +227,7 @@ def mlx(command: EngineCommand, opened: Checkpoint) -> Read:
                 findings.append(_without_effect(f"`{key}`: mlx-lm's YaRN does not read it."))
         text[name] = {key: value for key, value in read.items() if key not in ("attention_factor", "truncate")} or None
     ropes = ModelRopes.from_hf(config, alpha=opened.alpha)
-    return dataclasses.replace(opened, config=config, ropes=ropes), math.inf, findings
+    return dataclasses.replace(opened, config=as_loaded(config), ropes=ropes), math.inf, findings
 
 
 def llama(command: EngineCommand, opened: Checkpoint) -> Read:
@@ -237,6 +237,11 @@ def llama(command: EngineCommand, opened: Checkpoint) -> Read:
         raise RopeError("inspect: llama.cpp loads a .gguf file.", facts={"model": opened.name}, cure=cure)
     file, arch = GGUFFile(opened.path, rope_only=True), opened.arch
     findings = _override(command, file.metadata, arch)
+    for name in ("--rope-scale", "--rope-freq-scale", "--rope-freq-base", "--yarn-orig-ctx"):
+        number = command.number(name)  # 0: the file's, but its inverse is no number
+        if number is not None and (number < 0 or (number == 0 and name == "--rope-scale")):
+            cure = "Correct the command, or remove the option: the file's own number applies."
+            raise RopeError("inspect: an option needs a positive number.", facts={name: number}, cure=cure)
     own = gguf_ropes(file)
     keys = {key.removeprefix(f"{arch}."): value for key, value in file.metadata.items()}
     stated = float(keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0)
@@ -332,6 +337,6 @@ def _mixed(command: EngineCommand, rope: RopeConfig, mixed: float | None) -> Rop
 
 
 READERS: dict[str, Callable[[EngineCommand, Checkpoint], Read]] = {
-    "vllm": over_config, "sglang": over_config, "llama.cpp": llama, "mlx-lm": mlx
+    "vllm": over_config, "sglang": over_config, "llama.cpp": llama, "mlx": mlx
 }  # fmt: skip
 """How each engine of `FLAGS` reads a model."""

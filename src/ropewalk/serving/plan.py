@@ -17,6 +17,7 @@ from ropewalk.serving.engines import (
     FLAGS,
     MULTIPLIES_LENGTH,
     NOT_MULTIPLIED,
+    ONLY_RUN,
     READS_GGUF,
     Case,
     Deviation,
@@ -27,7 +28,7 @@ from ropewalk.serving.served import Served
 from ropewalk.shell import shell_command
 
 CONVERTED, LONGER = "model.gguf", "longer.gguf"
-_SGLANG = ("python", "-m", "sglang.launch_server", "--model-path")
+_BUILDER = ("python", "-m", "onnxruntime_genai.models.builder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +85,26 @@ class ServingPlan:
         return shell_command("ropewalk", "extend", "apply", source, *chosen, "--out", out)
 
     def with_steps(
-        self, *steps: str, file: File | None = None, converted: bool = False, override: bool = False
+        self,
+        *steps: str,
+        file: File | None = None,
+        converted: bool = False,
+        override: bool = False,
+        spelling: str = "extend apply",
     ) -> ServingPlan | Refused:
         """Return the plan with its commands; refuse it if the engine does not apply the rope as measured."""
         source, own = self.source, self.source.is_scaled and not self.changed
         case = Case(
             block=self.block, model_type=source.model_type, arch=source.gguf_arch or "", converted=converted,
             extends=self.changed, scaled=own or method_named(self.method).extends, length=self.length,
-            interleaved=source.rope.interleaved, override=override, flat=self.changed or "rope_theta" in source.fields,
+            interleaved=source.rope.interleaved, override=override, spelling=spelling,
+            windowed=any(window is not None for window in source.own.sliding_windows),
         )  # fmt: skip
         answer = applied(self.engine, case)
+        if answer.state == "unknown":
+            tried = self.apply(Path(source.given), "longer")
+            cure = f"Leave out --method, or try it: {tried}; ropewalk verify longer --engine {self.engine}"
+            return Refused(str(answer.reason), cure)
         if answer.state == "lost":
             return Refused(str(answer.reason), facts={"source": answer.source})
         return dataclasses.replace(self, steps=steps, file=file, caveats=answer.caveats, checked=answer.checked)
@@ -154,26 +165,30 @@ def gguf_keys(source: Served, method: str, reach: Reach, length: int | None = No
 
 def _for_folders(bare: ServingPlan) -> ServingPlan | Refused:
     """Return the plan of an engine that loads Hugging Face folders."""
-    source, length = bare.source, str(bare.length)
-    writes = source.arch is not None or (bare.changed and _would_survive(bare))
-    name, revision = ("longer", "") if writes else source.repository
+    source, engine, (name, revision) = bare.source, bare.engine, bare.source.repository
+    writes = source.arch is not None or (bare.changed and (engine in ONLY_RUN or _would_survive(bare)))
+    # neither has an option for the revision, and most classes of mlx-lm read no theta from `rope_parameters`
+    writes |= engine in ONLY_RUN and (bool(revision) or (engine == "mlx" and source.spelling == "rope_parameters"))
     steps = [bare.apply(Path(source.given), "longer")] if writes else []
+    name, revision = ("longer", "") if writes else (name, revision)
     override = bare.changed and not writes
-    chosen = ["--revision", revision] if revision else []
-    if bare.engine == "vllm":
-        flags = FLAGS["vllm"]
-        # it prefers Mistral's params.json, which has no override (0.32.0's transformers_utils/config.py, line 826)
-        chosen += ["--config-format", "hf"] if (source.folder / "params.json").is_file() else []
-        chosen += [flags.over, json.dumps(_override(bare, "rope_parameters"))] if override else []
-        serve = shell_command("vllm", "serve", Path(name), flags.length[0], length, *chosen)
-        return bare.with_steps(*steps, serve, override=override)
-    if bare.engine == "sglang":
-        flags, key = FLAGS["sglang"], "rope_parameters" if source.own.nested else "rope_scaling"
-        chosen += [flags.over, json.dumps(_override(bare, key))] if override else []
-        serve = shell_command(*_SGLANG, Path(name), flags.length[0], length, *chosen)
-        return bare.with_steps(*steps, serve, override=override)
-    assert bare.engine == "transformers", f"no command for {bare.engine}"
-    return bare.with_steps(*steps, file=File("serve.py", _script(bare, name, revision, override)), override=override)
+    done: dict[str, Any] = {
+        "override": override,
+        "spelling": "extend apply" if bare.changed or writes else source.spelling,
+    }
+    if engine == "transformers":
+        return bare.with_steps(*steps, file=File("serve.py", _script(bare, name, revision, override)), **done)
+    if engine == "onnx":
+        place = ("-m", name) if source.on_hub and not writes else ("-i", Path(name))
+        build = shell_command(*_BUILDER, *place, "-o", "model-onnx", "-p", "fp32", "-e", "cpu")
+        return bare.with_steps(*steps, build, **done)
+    flags, key = FLAGS[engine], "rope_scaling" if engine == "sglang" and not source.own.nested else "rope_parameters"
+    chosen = [flags.length[0], str(bare.length)] if flags.length else []
+    chosen += ["--revision", revision] if revision else []
+    # vLLM prefers Mistral's params.json, which has no override (0.32.0's transformers_utils/config.py, line 826)
+    chosen += ["--config-format", "hf"] if engine == "vllm" and (source.folder / "params.json").is_file() else []
+    chosen += [flags.over, json.dumps(_override(bare, key))] if override else []
+    return bare.with_steps(*steps, shell_command(*flags.starts, Path(name), *chosen), **done)
 
 
 def _would_survive(bare: ServingPlan) -> bool:
@@ -240,9 +255,8 @@ def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
         steps, file = [*steps, bare.apply(Path(source.given) if source.arch else file, LONGER)], Path(LONGER)
     converted = source.arch is None and (not bare.changed or isinstance(copied, str))
     if bare.engine == "llama.cpp":
-        serve = shell_command(
-            "llama-server", "-m", file, FLAGS["llama.cpp"].length[0], str(bare.length), *(flags or ())
-        )
+        start = FLAGS["llama.cpp"]
+        serve = shell_command(*start.starts, file, start.length[0], str(bare.length), *(flags or ()))
         return bare.with_steps(*steps, serve, converted=converted)
     place = str(file) if file.is_absolute() else f"./{file}"
     if not place.isprintable() or place != place.rstrip():

@@ -34,7 +34,7 @@ class ServeConfig:
     - `steps`: shell commands, in order. `file`: a file to write first, or None.
     - `note`: instructions for the client, or None.
     - `caveats`: known deviations of the engine that concern these steps, first the one that matters most.
-    - `checked`: the version and the function of the engine that were read.
+    - `checked`: how that is known: the version that was run, or the version and the function that were read.
     - `costs`: from the doctor's records.
     """
 

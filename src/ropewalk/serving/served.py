@@ -43,6 +43,7 @@ class Served:
     - `trained`: the trained length in tokens. `stated_length`: the checkpoint's own value, or None.
     - `arch`: of a .gguf file; None for a folder. `model_type`: of the language model.
     - `given`: the model as passed. `name`: its name for an engine. `path`: its location; None for a loaded model.
+    - `spelling`: of the block; see `ropewalk.serving.engines.Case`.
     - `branches`: whether blocks have the names of a layer's branches, not of layer types (DeepSeek-V4).
     - `in_file`: whether `own` is what llama.cpp computes from a file. `given_length`: the trained length as passed.
     """
@@ -59,6 +60,7 @@ class Served:
     arch: str | None
     path: Path | None
     model_type: str
+    spelling: str
     branches: bool
     in_file: bool = False
     given_length: int | None = None
@@ -133,6 +135,7 @@ class Served:
             arch=arch,
             path=path,
             model_type=model_type,
+            spelling=spelling_of(fields),
             branches=family is not None and bool(family.block_of),
             in_file=ropes is not None,
             given_length=trained_length,
@@ -205,6 +208,13 @@ class Served:
     def lengths(self, stated: int) -> dict[str, int]:
         """Return every key of the config that an engine reads as its length, with a number of tokens."""
         return {key: stated for key in LENGTHS if key == LENGTHS[0] or isinstance(self.fields.get(key), int)}
+
+
+def spelling_of(fields: Mapping[str, Any]) -> str:
+    """Return which spellings of the block a config has; see `ropewalk.serving.engines.Case`."""
+    if not fields.get("rope_parameters"):
+        return "rope_scaling"
+    return "extend apply" if {"rope_theta", "rope_scaling"} & fields.keys() else "rope_parameters"
 
 
 def parts_of(content: Mapping[str, Any]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from ropewalk.serving.command import EngineCommand, read_command
 from ropewalk.serving.engines import FLAGS, Case, applied, blocks_of
 from ropewalk.serving.overrides import READERS, config_length, fault
 from ropewalk.serving.serve import serve_config
+from ropewalk.serving.served import spelling_of
 from ropewalk.shell import shell_command
 
 _METHODS = {"yarn": "yarn", "linear": "pi", "dynamic": "dynamic", "llama3": "llama3"}
@@ -120,20 +121,16 @@ def _right(command: EngineCommand, model: str, trained: int) -> tuple[str, ...]:
     """Return the plan of `serve-config` for what a command asks, with its other options; () if there is none."""
     rule, factor, length = _wanted(command)
     target = math.ceil(max((factor or 1) * trained, length or 0))
-    method = _METHODS.get(rule or "", "yarn") if target > trained else "as-is"
-    mlx = command.engine == "mlx-lm"
-    if method == "as-is" and (mlx or rule is None):
+    extends = target > trained and (not length or length > trained)
+    if not extends and rule is None and command.engine != "mlx":
         return ()
     served = int(length) if length and trained < length < target else None
-    plan = serve_config(model, "transformers" if mlx else command.engine, method=method,
-                        target=target if target > trained else None, length=served)  # fmt: skip
+    method = _METHODS.get(rule or "", "yarn") if extends else "as-is"
+    plan = serve_config(model, command.engine, method=method, target=target if extends else None, length=served)
     wrong = {name for name in command.unread if re.search("rope|yarn", name)}
     other = [word for at, word in enumerate(command.rest) if not {word, *command.rest[at - 1 : at]} & wrong]
-    if mlx:  # it reads the older keys, which `extend apply` writes too
-        chosen = ("--method", method, "--target", str(target), "--out", "longer")
-        apply = shell_command("ropewalk", "extend", "apply", model, *chosen)
-        return apply, shell_command("mlx_lm.server", "--model", "longer", *other)
-    return *plan.steps[:-1], f"{plan.steps[-1]} {shell_command(*other)}".rstrip()
+    start = f"{shell_command(command.program)}{plan.steps[-1].removeprefix(command.flags.starts[0])}"
+    return *plan.steps[:-1], f"{start} {shell_command(*other)}".rstrip()
 
 
 def _differences(engine: str, before: Checkpoint, found: Checkpoint) -> Iterator[Finding]:
@@ -144,14 +141,16 @@ def _differences(engine: str, before: Checkpoint, found: Checkpoint) -> Iterator
         return
     changed = found.ropes != before.ropes
     case = Case(block=block, model_type=str(text.get("model_type", "")), extends=changed, override=changed,
-                scaled=blocks_of(block)[0]["rope_type"] != "default", interleaved=rope.interleaved)  # fmt: skip
+                scaled=blocks_of(block)[0]["rope_type"] != "default", interleaved=rope.interleaved,
+                spelling=spelling_of(text_part(before.config)))  # fmt: skip
     answer = applied(engine, case)
     if answer.state == "lost":
-        yield fault("not-applied", f"The block is not applied: {answer.reason}.", f"Source: {answer.source}.")
+        yield fault("not-applied", f"The block is not applied: {answer.reason}.", f"It was {answer.source}.")
+    if answer.state == "unknown":
+        yield fault("not-run", f"{answer.reason}.".capitalize(), "Run ropewalk verify with --engine.", "warning")
     for one in answer.caveats:
         if one.effect == "differs":
-            source = f"Versions: {one.versions}; {one.source}."
-            yield fault("engine", one.text, source, "warning" if one.before is None else "note")
+            yield fault("engine", one.text, f"It was {one.evidence}.", "warning" if one.before is None else "note")
 
 
 def _inner(block: Any) -> list[Any]:

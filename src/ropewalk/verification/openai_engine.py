@@ -206,6 +206,12 @@ class OpenAIEngine:
                     cure="Start the server with a longer context, or pass a smaller --max-tokens.",
                 )
         if answer.status != 200:
+            if answer.status in (400, 404, 422) and (refused := self._ids_refused(input_ids)) is not None:
+                raise EngineError(
+                    "verify: the server takes text only as a prompt, no token ids.",
+                    facts={"server": self.root, "status": refused.status, "answer": self._shown(refused.text)},
+                    cure="For mlx_lm.server, start mlx-lm here: ropewalk verify FOLDER --engine mlx.",
+                )
             raise self._refusal(answer, "verify: the server refuses the request.")
         content = answer.content
         if not self._generated(content):
@@ -215,6 +221,12 @@ class OpenAIEngine:
                 cure="Use an engine with `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
         return content
+
+    def _ids_refused(self, input_ids: Sequence[int]) -> HttpAnswer | None:
+        """Return the answer of a server that completes a text, but no token ids, without any other field."""
+        body = {"model": self.model, "max_tokens": 1}
+        ids, text = (self._send("POST", "/v1/completions", body | {"prompt": one}) for one in (list(input_ids), "a"))
+        return ids if ids.status != 200 and text.status == 200 else None
 
     def _generated(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
         """Return each generated token and the checked numbers at its place, in the form of completions or of chat.
@@ -379,7 +391,6 @@ class OpenAIEngine:
     def _refusal(self, answer: HttpAnswer, rule: str) -> RopeError:
         """Return the error for an answer's status, with the server's text."""
         cures = {
-            422: "Use an engine that accepts token ids as a prompt (llama.cpp, vLLM, SGLang).",
             401: f"Set {KEY} to a key of this server.",
             403: f"Set {KEY} to a key that may use this model.",
         } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
