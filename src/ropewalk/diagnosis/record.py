@@ -302,7 +302,6 @@ def _of(count: Found | None) -> str:
 
 def _runs_in(engines: tuple[str, ...]) -> str:
     """Return the engines of a row in few words."""
-    others = [one for one in ENGINES if one not in engines]
-    if len(others) <= 2:
-        return f"engines but {', '.join(others)}" if others else "engines"
+    if len(engines) > 2:
+        return "engines" if len(engines) == len(ENGINES) else f"{len(engines)} engines"
     return ", ".join(engines) or "Python"
