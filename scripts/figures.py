@@ -529,7 +529,8 @@ def write_front() -> None:
     rows, title = league_rows()
     head = f" <title>Facts that SmolLM2-135M finds, by distance</title>\n <desc>{description(rows, title)}</desc>\n"
     for size, inches in (("wide", WIDE), ("narrow", NARROW)):
-        for scheme, svg in schemes(draw_strip(rows, TARGET, title, inches), head).items():
+        named = f"SmolLM2-135M, trained with {TARGET // 2:,} tokens: {title}"
+        for scheme, svg in schemes(draw_strip(rows, TARGET, named, inches), head).items():
             write_whole(ASSETS / f"front-{size}-{scheme}.svg", svg.replace("fill: #ffffff", "fill: none"))
 
 

@@ -81,14 +81,14 @@ def finding(reaches: Mapping[str, int | None]) -> str:
     """Return how far back each method finds facts, as a title: by name the tokens; 0: not at all, None: to the end.
 
     >>> finding({"dca": None, "lampe": None, "yarn": 12_400, "plain": 0})
-    'dca and lampe find facts to the end, yarn up to 12,400 tokens back, plain no more than chance'
+    'dca and lampe find facts to the end, yarn up to 12,400 tokens back, plain no more than chance may'
     >>> finding({"dca": 15_200, "yarn": 12_400})
     'dca finds facts up to 15,200 tokens back, yarn up to 12,400'
     """
     groups: dict[str, list[str]] = {}
     for name, reach in reaches.items():
         back = "" if any(" back" in one for one in groups) else " tokens back"
-        far = "no more than chance" if reach == 0 else "to the end" if reach is None else f"up to {reach:,}{back}"
+        far = "no more than chance may" if reach == 0 else "to the end" if reach is None else f"up to {reach:,}{back}"
         groups.setdefault(far, []).append(name)
     said = []
     for number, (far, names) in enumerate(groups.items()):
@@ -125,7 +125,7 @@ def strip_text(rows: Sequence[StripRow], last: int, width: int = COLUMNS) -> lis
 
 def _titled(figure: Figure, title: str, narrow: bool) -> None:
     """Write a title above all panels."""
-    size, columns = (9.5, 44) if narrow else (12, 92)
+    size, columns = (9.5, 44) if narrow else (12, 84)
     figure.suptitle(wrapped(title, columns), x=0.01, ha="left", fontsize=size, fontweight="bold", parse_math=False)
 
 
