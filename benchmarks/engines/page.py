@@ -88,8 +88,7 @@ def short(record: Cell) -> str:
         if name == "sglang":  # its ropes without a running server: those that were read
             continue
         cells = [cell for cell in record["cells"] if cell["engine"] == name and cell["outcome"] != "not expressed"]
-        single = len({cell["spelling"] for cell in cells}) == 1
-        rows: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+        rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
         for cell in cells:
             codes = [
                 code for part, code in CODES.items() if part in cell.get("name", "") and cell["outcome"] == "named"
@@ -98,7 +97,16 @@ def short(record: Cell) -> str:
                 codes = ["not the rope" if cell["outcome"] == "other" else cell["outcome"]]
             elif (cell["outcome"] == "equal") == bool(codes):
                 raise ValueError(f"no code for {cell}")
-            rows[cell["block"], "any" if single else cell["spelling"], *codes].append(cell["family"])
+            rows[cell["block"], cell["spelling"], *codes].add(cell["family"])
+        kinds: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)  # of what was wrong, by family and block
+        for (block, _, *codes), families in rows.items():
+            for family in families:
+                kinds[family, block].add(tuple(codes))
+        if all(len(found) == 1 for found in kinds.values()):  # the spelling makes no difference
+            joined: dict[tuple[Any, ...], set[str]] = defaultdict(set)
+            for (block, _, *codes), families in rows.items():
+                joined[block, "any", *codes] |= families
+            rows = joined
         lines = [json.dumps([block, spelling, codes, " ".join(sorted(families))])
                  for (block, spelling, *codes), families in sorted(rows.items())]  # fmt: skip
         version = f"{PACKAGES.get(name, f'{TITLES[name]} ')}{about['version']}"

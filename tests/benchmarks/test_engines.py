@@ -70,7 +70,8 @@ def test_reproductions_name_the_line() -> None:
 
 def test_the_plug_in_in_vllm() -> None:
     """It says one line about each model that vLLM loads, finds every fault, and calls no layer wrong that is right."""
-    loaded = [cell for cell in CELLS if cell["engine"] == "vllm" and cell["outcome"] != "not loaded"]
+    loaded = [cell for cell in CELLS if (cell["engine"], cell["spelling"]) == ("vllm", "rope_parameters")
+              and cell["outcome"] != "not loaded"]  # fmt: skip
     models = json.loads(matrix.RECORD.with_name("vllm-plugin.json").read_text())["models"]
     assert {f"{cell['family']}: {cell['block']}" for cell in loaded} == models.keys()
     assert all(len(lines) == 1 for of in models.values() for lines in of.values())

@@ -41,7 +41,9 @@ def test_the_packaged_form_is_the_record() -> None:
     cells = [
         one for one in json.loads(RECORD)["cells"] if one["outcome"] != "not expressed" and one["engine"] != "sglang"
     ]
-    assert sum(len(row[-1].split()) for row in ROWS) == len(cells)
+    assert {(row[0], row[1], family) for row in ROWS for family in row[-1].split()} == {
+        (one["engine"], one["block"], one["family"]) for one in cells
+    }
     for one in cells:
         codes = measured(one["engine"], one["family"], one["block"], one["spelling"])
         assert bool(codes) == (one["outcome"] != "equal")
