@@ -41,7 +41,7 @@ KINDS = ("bfloat16", "float32")
 CONTENDERS = [(name, kind) for name in ("ropewalk", "transformers") for kind in KINDS]
 AGREED = 5e-3  # nats: any single loss in float32, the mean in bfloat16 of `ENOUGH` tokens; of fewer more, by the root
 ENOUGH, GATE_TOKENS, START_CHAR = 4096, 16_384, 30_000
-ROWS = 256  # logits of so many tokens exist at one time
+ROWS = 256  # tokens whose logits are held at once
 
 
 def main() -> None:

@@ -334,7 +334,7 @@ class DoctorRun(Planned):
         main = self._answer(evidence, decision, engine, engine or "Python", self.record)
         if engine is None and decision.method is not None and not self.engines[decision.method]:
             other = self._decide(evidence, {name: bool(of) for name, of in self.engines.items()})
-            how = "To measure until this is decided, name one: --engine." if other.action == "undecided" else None
+            how = "To decide it for one engine, repeat with --engine NAME." if other.action == "undecided" else None
             beside = self._answer(evidence, other, None, "an engine", next_sentence=how)
         elif engine is not None:
             other = self._decide(evidence, {})
