@@ -121,12 +121,17 @@ class Rule:
 
     def finds(self, name: str) -> bool:
         """Return whether a method works, whatever its losses."""
-        if name not in self.choices or self.length(name) == self.trained:
+        within = self.distances.reshape(len(self.windows), -1, 4)[:, : self.far].ravel() <= self.length(name)
+        if not self.lucky(name) or self.length(name) == self.trained:
+            return False
+        return bool(within.sum() * (C + self.found / self.asked) / 2 <= self.far_hits(name)[within].sum())
+
+    def lucky(self, name: str) -> bool:
+        """Return whether a method finds more far facts than chance."""
+        if name not in self.choices:
             return False
         p = chance(self.choices[name][:, : self.far].reshape(-1, 4), int(self.far_hits(name).sum()))
-        within = self.distances.reshape(len(self.windows), -1, 4)[:, : self.far].ravel() <= self.length(name)
-        floor = within.sum() * (C + self.found / self.asked) / 2 <= self.far_hits(name)[within].sum()
-        return p <= LEVEL / (1 if name == "plain" else self.many) and bool(floor)
+        return p <= LEVEL / (1 if name == "plain" else self.many)
 
     def at_limit(self, name: str) -> bool:
         """Return whether the losses alone may make a method work or not."""
@@ -166,7 +171,9 @@ class Rule:
             equal = [name for name in good if name == best or self.apart(best, name)[0] <= 0]
             chosen = min(equal, key=lambda name: (METHODS[name].in_attention, -self.share(name)))
             return "extend", chosen, self.length(chosen), self.settled(chosen)
-        if plain in working:
+        if plain in working and not lost:
+            if not self.finds(plain):
+                return "keep", None, None, False
             return "keep", None, self.length(plain), self.length(plain) == self.target or self.settled(plain)
         cut = lost and all(map(self.fails, self.names))
         return "cut" if cut else "undecided", None, None, cut
@@ -177,10 +184,11 @@ class Rule:
             unfit = upper(self.found, self.asked) < 0.40
             return ("unfit" if unfit else "undecided", None, None, unfit), None
         every = ["plain", *self.names]
-        working = {n for n in every if self.finds(n) and all(m[0] <= limit for m, limit in self.limits(n))}
+        able = {n for n in every if (self.lucky(n) if n == "plain" else self.finds(n))}
+        working = {n for n in able if all(m[0] <= limit for m, limit in self.limits(n))}
         found = self.answer(working)
         for name in every:
             other = self.answer(working ^ {name})
-            if self.finds(name) and self.at_limit(name) and other[:2] != found[:2]:
+            if name in able and self.at_limit(name) and other[:2] != found[:2]:
                 return (*found[:3], False), other
         return found, None

@@ -10,7 +10,7 @@ import pytest
 
 from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Rival, Standing, Window, WindowReading, gather, groups_of
 from ropewalk.diagnosis.facts import GROUP, Found, PlacedFact
-from ropewalk.diagnosis.rules import Decision, decide, fails, fault, floor, reasons, works
+from ropewalk.diagnosis.rules import Decision, decide, fails, fault, floor, headline, reasons, works
 
 TRAINED, TARGET = 1000, 4000
 TO_THE_END = Half(None, 3900, None, 3950)
@@ -109,9 +109,11 @@ SHORT = reaching("plain", 30, 1000)  # it finds facts, but its length is not mor
         ((standing("plain", 13), FAILS), "undecided None", "undecided None", None),
         ((BROKEN, FAILS, standing("dca", 14)), "undecided None", "cut None", None),
         ((standing("plain", 40), standing("dca", 42)), "keep None", "keep None", None),
-        ((SHORT, standing("yarn", 32)), "undecided None", "undecided None",
-         "The unchanged model finds 30 of 48, but it is not known how far back. yarn finds 32 of 48, but is not shown "
-         "to find more."),
+        ((SHORT, standing("yarn", 32)), "keep None", "keep None",
+         "It finds 30 of 48 facts told more than 1,000 tokens earlier (chance 12), up to about 1,100 tokens back (95 % "
+         "interval 1,000 to 1,300). yarn finds 32 of 48, but is not shown to find more."),
+        ((dataclasses.replace(SHORT, half=Half(600, 300, 1000, 400)), standing("yarn", 26)), "undecided None",
+         "undecided None", None),  # plain is shown to fail
         ((BROKEN, standing("yarn", 24)), "undecided None", "undecided None",
          f"{GAVE_UP} yarn finds 24 of 48, but up to 4,000 tokens back 24 of 48, and half as well as nearby is 27."),
         ((dataclasses.replace(SHORT, loss=LOSES), standing("yarn", 29)), "extend yarn", "extend yarn", None),
@@ -187,6 +189,15 @@ def test_keep_names_a_method_that_finds_more() -> None:
     assert (decision.action, decision.more, decision.settled) == ("keep", "yarn", True)
     said = reasons(decision, found, log_vocabulary=10.0, place="vllm")
     assert said[-1] == "But yarn finds 42 of 48, at +0.03 nats per token within the trained length."
+
+
+def test_keep_is_the_answer_if_plain_uses_far_text_and_nobody_knows_how_far() -> None:
+    """Unless its loss exceeds the limit; and both answers are named if that is not sure."""
+    for loss, action in ((0.09, "keep"), (0.11, "undecided")):
+        near = evidence(dataclasses.replace(SHORT, loss=Mean(loss, -0.1, 0.3)), standing("yarn", 32))
+        decision = decide(near)
+        assert (decision.action, decision.length, decision.settled, decision.limit) == (action, None, False, "plain")
+    assert headline(decide(evidence(SHORT)), TRAINED).endswith("beyond 1,000 tokens; how far is not known.")
 
 
 def test_what_leaves_an_answer_open() -> None:

@@ -29,7 +29,8 @@ class Verdict:
     - `action`: "unfit" (nothing can be said about this model on this text), "keep" (use it unchanged), "extend" (by
       `method`), "cut" (pass it only the last tokens, up to its trained length) or "undecided".
     - `headline`: the answer in one sentence. `reasons`: the sentences that support it.
-    - `method`: the method to extend with. `length`: tokens up to which "keep" or "extend" holds, with 90 % confidence.
+    - `method`: the method to extend with. `length`: tokens up to which "keep" or "extend" holds, with 90 % confidence;
+      None, also under "keep": not known.
     - `equal`: methods that are not shown to find less. `engine`: where this holds: "python" or the name of an engine;
       None: any engine.
     - `config`: the keys of config.json that make a checkpoint use the method; None if no config can express it.

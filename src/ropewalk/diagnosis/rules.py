@@ -26,7 +26,7 @@ UNTRAINED = 0.95  # of ln(vocabulary): a loss within from which the weights are 
 class Decision:
     """The answer to a run's evidence.
 
-    - `method`: what to extend with. `length`: tokens up to which "keep" or "extend" holds.
+    - `method`: what to extend with. `length`: tokens up to which "keep" or "extend" holds; None: not known.
     - `equal`: methods that can run and that are not shown to find less than the best.
     - `more`: under "keep", the method that is shown to find more than the unchanged model.
     - `limit`, `otherwise`: a method whose loss or cost lies at a limit, and the answer if it were on the other side.
@@ -58,7 +58,7 @@ def works(evidence: Evidence, name: str) -> bool:
     to it, it finds half as well as plain within the trained length. By their means, its loss beyond exceeds crop's by
     at most 0.10 nats per token, and its loss within plain's by at most 0.05.
     """
-    return _finds(evidence, name) and all(mean.value <= limit for mean, limit in _guards(evidence.standings[name]))
+    return _finds(evidence, name) and _within_limits(evidence.standings[name])
 
 
 def fails(evidence: Evidence, name: str) -> bool:
@@ -73,11 +73,18 @@ def fails(evidence: Evidence, name: str) -> bool:
 
 
 def _finds(evidence: Evidence, name: str) -> bool:
-    """Return whether a method finds facts up to a promised length, as many as the floor, and its loss was measured."""
+    """Return whether a method finds more than chance, and up to a promised length as many facts as the floor."""
     one = evidence.standings[name]
-    if one.beyond is None or one.broken or one.loss is None or one.length <= evidence.trained:
+    reaches = one.length > evidence.trained and one.reached[0] >= floor(evidence, one.reached[1])
+    return reaches and _beyond_chance(evidence, name)
+
+
+def _beyond_chance(evidence: Evidence, name: str) -> bool:
+    """Return whether a method finds more far facts than chance, and its loss beyond was measured."""
+    one = evidence.standings[name]
+    if one.beyond is None or one.broken or one.loss is None:
         return False
-    return one.beyond.exceeds_chance(_level(evidence, name)) and one.reached[0] >= floor(evidence, one.reached[1])
+    return one.beyond.exceeds_chance(_level(evidence, name))
 
 
 def _level(evidence: Evidence, name: str) -> float:
@@ -99,6 +106,11 @@ def _guards(standing: Standing) -> list[tuple[Mean, float]]:
     return [(mean, limit) for mean, limit in pairs if mean is not None]
 
 
+def _within_limits(standing: Standing) -> bool:
+    """Return whether no loss exceeds its limit, by its mean."""
+    return all(mean.value <= limit for mean, limit in _guards(standing))
+
+
 def _at_limit(standing: Standing) -> bool:
     """Return whether the interval of one loss contains its limit, and no other loss decides against the method."""
     ends = [(*mean.interval, limit) for mean, limit in _guards(standing) if mean.interval is not None]
@@ -114,7 +126,8 @@ def decide(
     2. `extend`: a method works that can run, and plain is shown to fail, or to find less and to reach less far. Of
        such methods, those not shown to find less than the best are equal; one of a config comes before one in
        attention, then the one that finds most.
-    3. `keep`: plain works.
+    3. `keep`: plain works; or it is not known how far, but plain finds more than chance, by their means its losses are
+       within the limits, and it is not shown to fail.
     4. `cut`: each method that can run is shown to fail. It is not enough that others were measured.
     5. `undecided`: anything else.
 
@@ -137,10 +150,13 @@ def decide(
     if target <= trained:
         return Decision("keep", length=target) if shown else Decision("undecided", settled=False)
     can = [name for name in methods_of(evidence) if runs is None or runs.get(name, True)]
-    working = {name for name in (PLAIN, *can) if works(evidence, name)}
+    finding = {name for name in can if _finds(evidence, name)}
+    if _beyond_chance(evidence, PLAIN):
+        finding.add(PLAIN)
+    working = {name for name in finding if _within_limits(evidence.standings[name])}
     found = _answer(evidence, can, working)
     for name in (PLAIN, *can):
-        if _at_limit(evidence.standings[name]) and _finds(evidence, name):
+        if name in finding and _at_limit(evidence.standings[name]):
             other = _answer(evidence, can, working ^ {name})
             if (other.action, other.method) != (found.action, found.method):
                 return dataclasses.replace(found, limit=name, otherwise=other, settled=False)
@@ -162,11 +178,13 @@ def _answer(evidence: Evidence, can: Sequence[str], working: Collection[str]) ->
         chosen = evidence.standings[equal[0]]
         settled = _known(evidence, equal[0]) and all(_excluded(evidence, one, equal[0]) for one in rivals)
         return Decision("extend", equal[0], chosen.length, tuple(equal[1:]), settled=settled, compared=compared)
-    if PLAIN in working:
+    if PLAIN in working and not fails(evidence, PLAIN):
+        finds_more = max(more, key=lambda name: _share(evidence, name), default=None)
+        if not _finds(evidence, PLAIN):
+            return Decision("keep", more=finds_more, settled=False, compared=compared)
         settled = plain.length == evidence.target or (
             _known(evidence, PLAIN) and all(_excluded(evidence, one, PLAIN) for one in rivals)
         )
-        finds_more = max(more, key=lambda name: _share(evidence, name), default=None)
         return Decision("keep", length=plain.length, more=finds_more, settled=settled, compared=compared)
     if (can or not methods_of(evidence)) and all(fails(evidence, name) for name in compared):
         return Decision("cut", compared=compared)
@@ -235,6 +253,8 @@ def headline(decision: Decision, trained: int, place: str = "") -> str:
     if decision.action == "extend":
         return f"Extend with {decision.method} to {decision.length:,} tokens{place}."
     if decision.action == "keep":
+        if decision.length is None:
+            return f"Keep the model unchanged: it uses text beyond {trained:,} tokens; how far is not known."
         return f"Keep the model unchanged: it reaches {decision.length:,} tokens."
     if decision.action == "cut":
         return f"Cut: pass the model only its last {trained:,} tokens."
@@ -276,6 +296,8 @@ def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, pl
             lines.append(f"{_finding(evidence, PLAIN, fault(evidence, PLAIN)[1] if plain.broken else '')}.")
             others = [name for name in methods_of(evidence) if name not in (decision.method, *decision.equal)]
             lines.append(_nearest(evidence, others, decision.compared, place))
+        elif decision.length is None and decision.more is None:
+            lines.append(_nearest(evidence, decision.compared[1:], decision.compared, place, NOT_MORE))
         if decision.equal:
             seen = counted(evidence.windows, "window")
             lines.append(f"Equal within what {seen} can tell: {', '.join(decision.equal)}.")
@@ -289,7 +311,7 @@ def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, pl
         )
     else:
         lines.append(f"{_finding(evidence, PLAIN, fault(evidence, PLAIN)[1])}.")
-        lines.append(_nearest(evidence, decision.compared[1:], decision.compared, place, "is not shown to find more"))
+        lines.append(_nearest(evidence, decision.compared[1:], decision.compared, place, NOT_MORE))
         lines.append("" if decision.compared[1:] else f"No method that runs in {place} was measured.")
     if decision.limit is not None and decision.otherwise is not None:
         other = headline(decision.otherwise, trained)
@@ -297,6 +319,7 @@ def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, pl
     return tuple(filter(None, lines))
 
 
+NOT_MORE = "is not shown to find more"
 WORDS = {
     "gave up": "its loss rose by more than a nat per token",
     "loses the text": f"its extra loss exceeds {LOSS_LIMIT:.2f}",
