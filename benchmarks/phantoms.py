@@ -137,7 +137,7 @@ def summed_up(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str
         each = [(window, look) for window, all_looks in of for look in all_looks]
         pairs = [pair for _, all_looks in of for pair in itertools.combinations(all_looks, 2)]
         same = [(a, b) for a, b in pairs if (a["action"], a["method"]) == (b["action"], b["method"])]
-        both = [(a["length"], b["length"]) for a, b in same if a["length"] is not None]
+        both = [(a["length"], b["length"]) for a, b in same if None not in (a["length"], b["length"])]
         rows.append({
             "window": None if times is None else round(times * TRAINED[name]), "windows_read": int(count),
             "estimates": [look["tokens"] for _, look in each], "promises": [look["length"] for _, look in each],
