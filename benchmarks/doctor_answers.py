@@ -17,6 +17,7 @@ import argparse
 import csv
 import inspect
 import json
+import math
 import os
 import random
 import resource
@@ -31,6 +32,7 @@ from records import RESULTS, add_again, concluded, environment, essentials, exce
 
 from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.record import Diagnosis
+from ropewalk.diagnosis.rules import headline, reasons
 
 NOVELS = ("bleak_house", "middlemarch", "moby_dick")
 FIRST, CHARACTERS, MANY = 20_000, 90_000, 180_000  # the last for four windows of a model that is known to be good
@@ -79,7 +81,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--only", nargs="*")
-    parser.add_argument("--evaluate", action="store_true", help="measure nothing; apply the rule of today")
+    parser.add_argument("--evaluate", action="store_true", help="measure nothing; apply the rule once more")
     add_again(parser, RESULTS / "doctor-answers.json")
     given = parser.parse_args()
     texts = {f"{name}{' 2' if place == SECOND else ''}": excerpt(given.texts, name, place, MANY)
@@ -97,7 +99,12 @@ def main() -> None:
     record = started(given)
     if given.evaluate:
         for case, one in record.items():
-            print(case, one["answer"], concluded(one["essentials"], one["windows"])[0])
+            decision, evidence = concluded(one["essentials"], one["windows"])
+            why = reasons(decision, evidence, log_vocabulary=math.inf, place="llama.cpp")
+            one |= {name: getattr(decision, name) for name in ("action", "method", "length")}
+            one["answer"] = " ".join((headline(decision, evidence.trained), *why))
+            print(case, one["answer"])
+        write_json(given.record, record, indent=None)
         return
     for case, (name, characters, options) in cases.items():
         if case in record or (given.only and case not in given.only):

@@ -114,7 +114,8 @@ def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the rule concludes of a run after each number of windows."""
     found = {}
     for count in LOOKS:
-        decision, reached = concluded(run, count, METHOD[name])
+        decision, evidence = concluded(run, count)
+        reached = evidence.standings[METHOD[name]].half
         found[str(count)] = {"action": decision.action, "method": decision.method, "length": decision.length,
                              **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")}}  # fmt: skip
     return found

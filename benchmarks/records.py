@@ -18,7 +18,7 @@ import torch
 from timing import last_level_cache
 
 from ropewalk import compiled
-from ropewalk.diagnosis.evidence import Window, WindowReading, choice, gather
+from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact
 from ropewalk.diagnosis.plan import Design
 from ropewalk.diagnosis.rules import Decision, decide
@@ -176,12 +176,12 @@ def restored_essentials(run: Record) -> tuple[list[Window], dict[str, list[Windo
     return windows, readings
 
 
-def concluded(run: Record, count: int, method: str = "plain") -> tuple[Decision, Any]:
-    """Return the decision after the first windows of `essentials`, and how far the method is measured to reach."""
+def concluded(run: Record, count: int) -> tuple[Decision, Evidence]:
+    """Return the decision after the first windows of `essentials`, and the evidence."""
     windows, readings = restored_essentials(run)
     design = Design(trained_length=run["trained_length"], target=run["target"], windows=1)
     evidence = gather(
         windows[:count], {name: of[:count] for name, of in readings.items()}, design.blocks,
         trained_length=design.trained_length, target=design.target,
     )  # fmt: skip
-    return decide(evidence), evidence.standings[method].half
+    return decide(evidence), evidence

@@ -159,7 +159,8 @@ def measure(key: str, cell: Cell, runs: int) -> tuple[dict[str, Any], list[Any]]
     for _ in range(runs):
         run, of = draw(cell, random), dict[str, Any]()
         for count in cell.looks:
-            decision, reached = concluded(run, count, list(cell.methods)[-1])
+            decision, evidence = concluded(run, count)
+            reached = evidence.standings[list(cell.methods)[-1]].half
             of[str(count)] = count, decision, reached
             if "run" not in of and (decision.settled or count == max(cell.looks)):
                 of["run"] = of[str(count)]

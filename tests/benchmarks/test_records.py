@@ -22,10 +22,10 @@ def test_essentials_give_the_decision_of_the_run() -> None:
     found = rw.doctor("tiny", target=512, methods="rerope", windows=1, minutes=60, progress=False)
     saved = records.essentials(found.windows, found.readings, found)
     count = found.evidence.windows
-    decision, reached = records.concluded(json.loads(json.dumps(saved)), count, "rerope")
+    decision, evidence = records.concluded(json.loads(json.dumps(saved)), count)
     verdict = found.verdict
     assert (decision.action, decision.method, decision.length) == (verdict.action, verdict.method, verdict.length)
-    assert reached == found.evidence.standings["rerope"].half
+    assert evidence.standings == found.evidence.standings
     windows, readings = records.restored_essentials(saved)
     assert [[fact.far for fact in one.facts] for one in windows] == [
         [fact.far for fact in one.facts] for one in found.windows
