@@ -165,6 +165,8 @@ def test_guards_hold_by_their_means() -> None:
     [
         (standing("yarn", 47, cost=Mean(0.15, 0.1, 0.2)), "costs too much",
          "yarn finds 47 of 48, but costs 0.15 nats per token within the trained length (limit 0.05)."),
+        (standing("yarn", 47, cost=Mean(0.053, 0.04, 0.06)), "costs too much",
+         "yarn finds 47 of 48, but costs 0.053 nats per token within the trained length (limit 0.05)."),
         (standing("yarn", 26), "finds too few",
          "yarn finds 26 of 48, but up to 4,000 tokens back 26 of 48, and half as well as nearby is 27."),
         (standing("yarn", 16, reached=(1, 5)), "finds too few",

@@ -335,10 +335,11 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     if one.broken:
         return "gave up", f"gave up: {WORDS['gave up']}"
     if one.loss is not None and one.loss.value > LOSS_LIMIT:
-        above = f"{one.loss.value:.2f} nats per token above a cut prompt's (limit {LOSS_LIMIT:.2f})"
-        return "loses the text", f"loses the text: its loss is {above}"
+        above = f"{one.loss.value:.{_digits(one.loss, LOSS_LIMIT)}f} nats per token above a cut prompt's"
+        return "loses the text", f"loses the text: its loss is {above} (limit {LOSS_LIMIT:.2f})"
     if one.cost is not None and one.cost.value > COST_LIMIT:
-        return "costs too much", f"costs {_cost(one.cost, '.2f')} (limit {COST_LIMIT:.2f})"
+        cost = _cost(one.cost, f".{_digits(one.cost, COST_LIMIT)}f")
+        return "costs too much", f"costs {cost} (limit {COST_LIMIT:.2f})"
     if _finds(evidence, name):
         return "", ""
     (found, asked), said, least = one.reached, "", floor(evidence, one.reached[1])
@@ -350,6 +351,11 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     elif one.beyond is not None:
         said = f"chance may find as many (on average {CHANCE * one.beyond.asked:g})"
     return "finds too few", said
+
+
+def _digits(mean: Mean, limit: float) -> int:
+    """Return how many decimals show that a mean is not its limit."""
+    return 3 if round(mean.value, 2) == limit else 2
 
 
 def _cost(cost: Mean, form: str = "+.2f") -> str:
