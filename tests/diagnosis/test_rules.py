@@ -115,7 +115,8 @@ SHORT = reaching("plain", 30, 1000)  # it finds facts, but its length is not mor
         ((dataclasses.replace(SHORT, half=Half(600, 300, 1000, 400)), standing("yarn", 26)), "undecided None",
          "undecided None", None),  # plain is shown to fail
         ((BROKEN, standing("yarn", 24)), "undecided None", "undecided None",
-         f"{GAVE_UP} yarn finds 24 of 48, but up to 4,000 tokens back 24 of 48, and half as well as nearby is 27."),
+         f"{GAVE_UP} yarn finds 24 of 48, but up to 4,000 tokens back 24 of 48, and half as well as nearby is 27 "
+         "(22 to 29)."),
         ((dataclasses.replace(SHORT, loss=LOSES), standing("yarn", 29)), "extend yarn", "extend yarn", None),
     ],
 )  # fmt: skip
@@ -168,7 +169,7 @@ def test_guards_hold_by_their_means() -> None:
         (standing("yarn", 47, cost=Mean(0.053, 0.04, 0.06)), "costs too much",
          "yarn finds 47 of 48, but costs 0.053 nats per token within the trained length (limit 0.05)."),
         (standing("yarn", 26), "finds too few",
-         "yarn finds 26 of 48, but up to 4,000 tokens back 26 of 48, and half as well as nearby is 27."),
+         "yarn finds 26 of 48, but up to 4,000 tokens back 26 of 48, and half as well as nearby is 27 (22 to 29)."),
         (standing("yarn", 16, reached=(1, 5)), "finds too few",
          "yarn finds 16 of 48, but chance may find as many (on average 12)."),
         (standing("yarn", 32), "", "yarn finds 32 of 48."),

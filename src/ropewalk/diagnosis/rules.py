@@ -97,7 +97,11 @@ def floor(evidence: Evidence, asked: int) -> float:
 
     The control is plain, asked within the trained length.
     """
-    return asked * (CHANCE + evidence.control.share) / 2 if evidence.control.asked else 0.0
+    return _half_as_well(evidence.control.share, asked) if evidence.control.asked else 0.0
+
+
+def _half_as_well(share: float, asked: int) -> float:
+    return asked * (CHANCE + share) / 2
 
 
 def _guards(standing: Standing) -> list[tuple[Mean, float]]:
@@ -347,7 +351,9 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     if one.length <= evidence.trained and not fails(evidence, name):
         said = "it is not known how far back"
     elif more and one.length > evidence.trained and found < least:
-        said = f"up to {one.length:,} tokens back {found} of {asked}, and half as well as nearby is {math.ceil(least)}"
+        ends = (math.ceil(_half_as_well(end, asked)) for end in (evidence.control.low, evidence.control.high))
+        half = f"half as well as nearby is {math.ceil(least)} ({' to '.join(map(str, ends))})"
+        said = f"up to {one.length:,} tokens back {found} of {asked}, and {half}"
     elif one.beyond is not None:
         said = f"chance may find as many (on average {CHANCE * one.beyond.asked:g})"
     return "finds too few", said
