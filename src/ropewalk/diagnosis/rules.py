@@ -329,6 +329,7 @@ WORDS = {
     "loses the text": f"its extra loss exceeds {LOSS_LIMIT:.2f}",
     "costs too much": f"its cost exceeds {COST_LIMIT:.2f}",
     "finds too few": "no more than chance, or less than half as well as nearby",
+    "not shown": "too few facts were asked to tell",
 }
 """Why a method is not the answer, in a table's cell; and what that means."""
 
@@ -347,6 +348,7 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     if _finds(evidence, name):
         return "", ""
     (found, asked), said, least = one.reached, "", floor(evidence, one.reached[1])
+    cell = "finds too few" if fails(evidence, name) or found < least else "not shown"
     more = one.beyond is not None and one.beyond.exceeds_chance(_level(evidence, name))
     if one.length <= evidence.trained and not fails(evidence, name):
         said = "it is not known how far back"
@@ -356,7 +358,7 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
         said = f"up to {one.length:,} tokens back {found} of {asked}, and {half}"
     elif one.beyond is not None:
         said = f"chance may find as many (on average {CHANCE * one.beyond.asked:g})"
-    return "finds too few", said
+    return cell, said
 
 
 def _digits(mean: Mean, limit: float) -> int:
