@@ -15,8 +15,8 @@ from pathlib import Path
 from records import RESULTS, environment
 
 from ropewalk.diagnosis.depth import depth_map
-from ropewalk.diagnosis.page import figure_of
-from ropewalk.figures.style import render
+from ropewalk.diagnosis.page import pictures_of
+from ropewalk.figures.style import WIDE, render
 from ropewalk.progress import LinesProgress
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -33,5 +33,5 @@ with LinesProgress("map") as display:
 digest = hashlib.sha256(given.text.read_bytes()).hexdigest()
 found = dataclasses.replace(found, environment={**found.environment, **environment(), "text_sha256": digest})
 found.to_json(RESULTS / "depth-map.json")
-(RESULTS / "depth-map.png").write_bytes(render(figure_of(found), "png"))
+(RESULTS / "depth-map.png").write_bytes(render(pictures_of(found)[0].draw(WIDE), "png"))
 print(found)

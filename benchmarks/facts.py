@@ -6,17 +6,14 @@
   questions about far facts are asked as in the doctor. `tiny` reads 200 windows with facts of each kind, SmolLM2 eight.
   Runs of eight windows are drawn from them, and looked at after 1, 2, 4 and 8.
 - Agreement: the doctor on 30 disjoint stretches of Moby-Dick, each for itself.
-- Effect: what facts change in YaRN's loss beyond, less crop's, in two windows of SmolLM2.
 
 FOLDER holds bleak_house.txt and moby_dick.txt. Each part is saved when it is done; the same command continues, and
---again measures all of them again. About
-25 minutes on two cores, 10 without SmolLM2.
+--again measures all of them again. About 20 minutes on two cores, 10 without SmolLM2.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
@@ -32,7 +29,7 @@ from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
-from ropewalk.diagnosis.plan import LOOKS, Design, make_plan
+from ropewalk.diagnosis.plan import LOOKS
 
 RUNS = 2000
 STRETCHES, STRETCH = 30, 34_000  # of Moby-Dick, characters
@@ -42,25 +39,20 @@ UNSEEN = 0.95  # `tiny` was trained on the first 95 % of the other novels
 def blind(source: str, text: str, kind: str, *, windows: int, target: int) -> dict[str, Any]:
     """Ask for far facts that the model cannot see; return what is found, and how often chance seems refuted."""
     reader = open_reader(source, name=source, dtype=torch.float32, device=torch.device("cpu"))
-    tokenizer, trained = reader.tokenizer, reader.trained_length
+    tokenizer, trained, found = reader.tokenizer, reader.trained_length, list[list[list[int]]]()
     assert tokenizer is not None
     assert trained is not None
-    ids, teller = tokenizer.encode(text), Teller(KINDS[kind], tokenizer.encode, lambda ids: tokenizer.decode(ids))
+    ids, teller = tokenizer.encode(text), Teller(KINDS[kind], tokenizer.encode, tokenizer.decode)
     layout = teller.layout(trained, target)
-    design = Design(trained_length=trained, target=target, windows=1)
-    step = max(1, (len(ids) - design.target) // max(1, windows - 1))
-    found: list[list[list[int]]] = []
+    step = max(1, (len(ids) - target) // max(1, windows - 1))
     for number in range(windows):
         told = teller.fill(layout, ids[number * step :][:target], seed=(7, number))
         numbers = [index for index, fact in enumerate(told.facts) if fact.far]
         rows: list[list[float]] = []
-        seen = torch.from_numpy(told.ids[layout.asked_at - trained : layout.asked_at + 1])
         questions = [told.questions[index] for index in numbers]
-
-        def ask(prefix: Any, rows: list[list[float]] = rows, questions: Sequence[Any] = questions) -> None:
-            rows += prefix.ask(questions)
-
-        reader.window_losses(seen, asking={trained: ask})
+        asking = {trained: lambda prefix, rows=rows, questions=questions: rows.extend(prefix.ask(questions))}
+        seen = torch.from_numpy(told.ids[layout.asked_at - trained : layout.asked_at + 1])
+        reader.window_losses(seen, asking=asking)
         found.append(groups_of(told.facts, dict(zip(numbers, rows, strict=True))))
         if number % 20 == 19:
             print(f"blind, {source.rpartition('/')[2]}, {kind}: {number + 1} of {windows} windows", flush=True)
@@ -80,41 +72,10 @@ def of_chance(found: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
                  for look in LOOKS if look <= len(chosen))  # fmt: skip
         false += any(look.exceeds_chance(LEVEL) for look in looks)
     return {
-        "asked": whole.asked,
-        "found": whole.found,
-        "share": whole.share,
-        "interval": [whole.low, whole.high],
+        "asked": whole.asked, "found": whole.found, "share": whole.share, "interval": [whole.low, whole.high],
         "variance_of_windows_over_binomial": float(right.var(ddof=1) / (asked * 0.25 * 0.75)),
         "runs_with_a_false_works": false / RUNS,
-    }
-
-
-def effect(source: str, text: str, *, windows: int, target: int) -> dict[str, Any]:
-    """Read the same text with and without facts, under yarn and crop; return YaRN's loss beyond, less crop's."""
-    reader = open_reader(source, name=source, dtype=torch.float32, device=torch.device("cpu"))
-    tokenizer, trained = reader.tokenizer, reader.trained_length
-    assert tokenizer is not None
-    assert trained is not None
-    ids, teller = tokenizer.encode(text), Teller(KINDS["numbers"], tokenizer.encode, lambda ids: tokenizer.decode(ids))
-    layout, design = teller.layout(trained, target), Design(trained_length=trained, target=target, windows=windows)
-    plan = make_plan(reader, design, ["yarn", "crop"])
-    rows = []
-    for number in range(windows):
-        body = ids[number * target :][:target]
-        told = teller.fill(layout, body, seed=(8, number))
-        bare = dataclasses.replace(told, ids=np.array(body), counted=np.arange(target) > 0)
-        row: dict[str, Any] = {"tokens_of_facts": 1 - float(told.counted.mean())}
-        for name, window in (("with_facts", told), ("without", bare)):
-            yarn = reader.under(plan.positions["yarn"]).window_losses(torch.from_numpy(window.ids))
-            apart: list[float] = []
-            for first, end in design.crop_steps(number):
-                part = torch.from_numpy(window.ids[end - trained : end])
-                crop = reader.under(plan.positions["crop"]).window_losses(part, first=trained - (end - first))
-                apart += (yarn[first - 1 : end - 1] - crop)[window.counted[first:end]].tolist()
-            row[f"beyond_{name}"] = float(np.mean(apart))
-        rows.append(row)
-        print(f"effect: {number + 1} of {windows} windows", flush=True)
-    return {"model": source.rpartition("/")[2], "target": target, "windows": rows}
+    }  # fmt: skip
 
 
 def agreement(text: str, engine: str) -> dict[str, Any]:
@@ -158,7 +119,6 @@ def main() -> None:
     if given.smollm2:
         parts |= {f"blind_smollm2_{kind}": lambda kind=kind: blind(given.smollm2, bleak, kind, windows=8, target=16384)
                   for kind in KINDS}  # fmt: skip
-        parts["effect_smollm2"] = lambda: effect(given.smollm2, bleak, windows=2, target=16384)
     for name, part in parts.items():
         if name not in record:
             record |= {"generator": "ropewalk", "texts": [of_bleak, of_moby], name: part()}

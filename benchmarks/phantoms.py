@@ -99,7 +99,7 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
     jobs = plan.due(results, range(LOOKS[-1]), plan.distinct, run.filled[0].asked)
 
     def measure(job: Any, advance: Any) -> None:
-        result = read_job(run.opened.reader, plan, run.layout, run.filled[job.window], job, {}, advance)
+        result = read_job(run.opened.reader, plan, run.filled[job.window], job, {}, advance)
         results.add(f"{job.method}/{job.window}", result)
 
     at_once(jobs, measure, workers=fitting_workers(run.opened.reader, plan.design.target, len(jobs)))

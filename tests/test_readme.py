@@ -118,7 +118,7 @@ def test_the_terminal_is_the_record():
     assert TINY.environment["command"] == "ropewalk doctor tiny"
     assert words.startswith(f"$ {TINY.environment['command']} --json result.json ")
     assert TINY.verdict.sentence in words
-    for row in ([*one.cells.values()] for one in TINY.rows()):
+    for row in TINY.grid()[1:]:
         assert any(line[0] == row[0] and " ".join(row[1:3]) in " ".join(line) for line in lines if line), row
     assert (TINY.verdict.action, TINY.verdict.method) == ("extend", "dca")
     assert f"rw.attach(model, 'dca', target={TINY.target})" in words

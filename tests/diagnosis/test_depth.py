@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from ropewalk.diagnosis.page import write_report
 from ropewalk.diagnosis.plan import Text
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import RunInterrupted
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from tests.cli.doctor_runs import doctor, run_command
 from tests.diagnosis.models import small_diagnosis
@@ -104,12 +106,14 @@ def test_whole_groups_lie_in_one_row(kind: str, target: int, rows: int) -> None:
     """With their last token; each row of a length has as many, and the first tokens of long texts have some."""
     tokenizer = rw.load("tiny").tokenizer
     assert tokenizer is not None
-    teller = Teller(KINDS[kind], tokenizer.encode, tokenizer.decode)
-    texts = Text.encode([("whale", novel(40_000, 150_000))], tokenizer)
-    made, beginning, filled = fill(teller, texts, target // 2, target, windows=None, seed=3)
+    opened: Any = SimpleNamespace(
+        teller=Teller(KINDS[kind], tokenizer.encode, tokenizer.decode), settings=DoctorSettings(seed=3),
+        texts=Text.encode([("whale", novel(40_000, 150_000))], tokenizer), trained=target // 2,
+    )  # fmt: skip
+    made, beginning, filled = fill(opened, target)
     assert (made, beginning) == (rows, 150 if target == 8000 else 0)
     groups: dict[int, Counter[int]] = {}
-    for window, _, _ in filled:
+    for window, _ in filled:
         bands = bands_of(window.length, rows, beginning)
         for first in range(0, len(window.facts), GROUP):
             group = window.facts[first : first + GROUP]
@@ -118,7 +122,7 @@ def test_whole_groups_lie_in_one_row(kind: str, target: int, rows: int) -> None:
             groups.setdefault(window.length, Counter())[row] += 1
     assert list(groups) == sorted(groups, reverse=True)
     for length, counts in groups.items():
-        assert sum(window.length == length for window, _, _ in filled) >= round(target / length)
+        assert sum(window.length == length for window, _ in filled) >= round(target / length)
         assert min(counts[row] for row in range(len(bands))) >= 1
         assert len({counts[row] for row in range(len(bands))[-rows:]}) == 1
 

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 
-from ropewalk.diagnosis.page import figure_of, page_of, pictures_of, strip_rows, write_report
+from ropewalk.diagnosis.page import page_of, pictures_of, strip_rows, write_report
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT
@@ -67,8 +67,7 @@ def test_a_page(found: Diagnosis, what: str) -> None:
     addresses = [value for name in ("src", "href", "action") for value in page.values(name)]
     assert all(value.startswith("#") for value in addresses)
     assert one.verdict.headline in page.words
-    for row in one.rows():
-        assert all(not cell or cell in page.words for cell in row.cells.values())
+    assert all(cell in page.words for row in one.grid() for cell in row)
     chosen = one.labels.get(one.verdict.method or "")  # "ntk = dynamic" for ntk
     assert page.values("class").count("best") == (chosen is not None)
     for command in (one.verdict.command, one.verdict.python, one.verdict.next):
@@ -80,7 +79,7 @@ def test_a_page(found: Diagnosis, what: str) -> None:
 
 def test_the_strip_has_a_dot_for_each_fact(found: Diagnosis) -> None:
     """Filled if it was found; the share around a distance lies in its interval, near to the end."""
-    [axes] = figure_of(found).axes
+    [axes] = pictures_of(found)[0].draw(WIDE).axes
     drawn = [part for part in axes.collections if isinstance(part, PathCollection)]
     filled = sum(len(part.get_offsets()) for part in drawn if len(part.get_facecolors()))
     rows = strip_rows(found)
@@ -128,12 +127,11 @@ def test_a_loss_beyond_its_limit_is_red(found: Diagnosis) -> None:
 
 def test_titles_are_the_finding(found: Diagnosis) -> None:
     """What the best methods and plain find."""
-    title = figure_of(found).get_suptitle().replace("\n", " ")
+    title = pictures_of(found)[0].draw(WIDE).get_suptitle().replace("\n", " ")
     assert title.startswith(found.ranked[0].method)
     assert title.endswith("and plain find no more than chance may")
-    broken = figure_of(changed(found, "broken"))
+    broken = pictures_of(changed(found, "broken"))[0].draw(WIDE)
     assert "gave up: its loss broke down" in [text.get_text() for text in broken.axes[0].texts]
-    assert figure_of(found)._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
 def test_several_records(found: Diagnosis, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ropewalk.diagnosis.facts import WORDS, Layout, Teller
 from ropewalk.diagnosis.plan import Design, Job, Work
 from ropewalk.diagnosis.reading import BROKEN, _read, _read_cropped, control_facts
 from ropewalk.diagnosis.scaling import settle_reading
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import trained_length_of, unsettled
 from ropewalk.progress import SilentProgress
@@ -39,7 +40,7 @@ class StandIn:
         self.loss, self.chunk, self.asked, self.windows = loss, chunk, list[tuple[int, int]](), list[Any]()
 
     def window_losses(
-        self, input_ids: Any, *, first: int = 1, chunk: int, advance: Any, asking: Any = None, until: Any = None
+        self, input_ids: Any, *, first: int = 1, advance: Any, asking: Any = None, until: Any = None
     ) -> Any:
         self.windows.append(input_ids)
         losses = np.array([self.loss(position) for position in range(first, len(input_ids))])
@@ -59,7 +60,7 @@ def measured(loss: Any, method: str = "plain", levels: dict[int, float] | None =
     """What `_read` makes of a stand-in."""
     reader = StandIn(loss)
     job = Job(method, 0, "key", Work.of(TARGET))
-    found = _read(reader, TOLD, DESIGN, LAYOUT, job, {} if levels is None else levels, lambda tokens: None)  # type: ignore[arg-type]
+    found = _read(reader, TOLD, DESIGN, job, {} if levels is None else levels, lambda tokens: None)  # type: ignore[arg-type]
     return found, reader
 
 
@@ -125,15 +126,19 @@ def test_a_scaling_of_unknown_training_is_measured(tmp_path: Path) -> None:
     model = rw.load("tiny", dtype=torch.float32)
     scaled = dataclasses.replace(model.config.rope, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
     reader = reader_of(model.with_positions(rope=scaled))
-    tokens = [model.tokenizer.encode(novel(40_000, 9_000))]
-    options: dict[str, Any] = {"seed": 0, "folder": tmp_path, "progress": SilentProgress()}
+    tokens = model.tokenizer.encode(novel(40_000, 9_000))
+
+    def settle(tokens: list[int], trained_length: int | None = None) -> Any:
+        settings = DoctorSettings(trained_length=trained_length, state=tmp_path)
+        return settle_reading(reader, [tokens], settings, SilentProgress())
+
     assert unsettled(reader.positions) is not None
-    found, measured = settle_reading(reader, tokens, trained_length=None, **options)
+    found, measured = settle(tokens)
     assert (measured["with_scaling"], trained_length_of(found.positions)) == (False, 256)
     assert measured["difference"] > 0
     assert "without the yarn scaling" in measured["sentence"]
-    assert settle_reading(reader, tokens, trained_length=None, **options)[1] == measured  # from its ledger
-    stated, nothing = settle_reading(reader, tokens, trained_length=1024, **options)
+    assert settle(tokens)[1] == measured  # from its ledger
+    stated, nothing = settle(tokens, 1024)
     assert (nothing, trained_length_of(stated.positions)) == (None, 1024)
     with pytest.raises(RopeError, match="the text is too short"):
-        settle_reading(reader, [tokens[0][:20]], trained_length=None, **options)
+        settle(tokens[:20])

@@ -93,8 +93,8 @@ def test_a_copy_of_the_built_in_model_has_its_answer(tmp_path: Path) -> None:
 
 def answers(run: DoctorRun, answer: Diagnosis, model: object, engine: str | None = "python") -> Diagnosis:
     """The same measurement, as if it had been one of another model or for another engine."""
-    settings = dataclasses.replace(run.settings, engine=engine)
-    return dataclasses.replace(run, model=model, settings=settings).diagnosis(answer.looks, None)
+    opened = dataclasses.replace(run.opened, model=model, settings=dataclasses.replace(run.settings, engine=engine))
+    return dataclasses.replace(run, opened=opened).diagnosis(answer.looks, None)
 
 
 def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
@@ -160,7 +160,8 @@ def test_the_printed_commands_are_quoted(
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     program.chmod(0o755)
-    command = dataclasses.replace(run, model=HOSTILE)._command("yarn", 512, engine, Path(HOSTILE, "a.json"))
+    hostile = dataclasses.replace(run, opened=dataclasses.replace(run.opened, model=HOSTILE))
+    command = hostile._command("yarn", 512, engine, Path(HOSTILE, "a.json"))
     again = doctor_command(HOSTILE, DoctorSettings(text=HOSTILE), kept=["--json", HOSTILE], resume=True)
     verdict = dataclasses.replace(answer.verdict, command=command, next=again, next_sentence="Or:")
     console = Console(file=io.StringIO(), width=80)

@@ -257,7 +257,8 @@ def test_one_answer(
     opened, methods = Checkpoint.open(path), {name: None for name, one in METHODS.items() if one.extends}
     trained = Served.open(path, 32 if family == "gpt_oss" else None, opened).trained
     design = SimpleNamespace(trained_length=trained, target=2 * trained)
-    column = _engines(path, opened, None, SimpleNamespace(design=design, methods=methods))
+    plan = SimpleNamespace(design=design, positions=methods)
+    column = _engines(SimpleNamespace(model=path, source=opened), plan)
     for method in methods:
         for engine in ENGINES:
             try:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ropewalk.errors import RopeError
 from ropewalk.imports import install_command
@@ -58,7 +58,7 @@ def build(chosen: str | None = None) -> typer.Typer:
     )
     for name, line in COMMANDS.items():
         if name != chosen:
-            app.command(name, help=line)(_another)
+            app.command(name, help=line)(lambda: None)
             continue
         module = name.replace("-", "_")
         command = getattr(import_module(f"ropewalk.cli.{module}"), module)
@@ -68,10 +68,6 @@ def build(chosen: str | None = None) -> typer.Typer:
             app.command(name)(command)
     app.callback(invoke_without_command=True)(options)
     return app
-
-
-def _another() -> None:
-    """Do nothing, in place of a command that is not chosen."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -119,7 +115,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(f"ropewalk: the command line is not installed. Install it: {install_command('cli')}")
     try:
         with _short_warnings():
-            build(_command(words))(args=words, prog_name="ropewalk")
+            command = next((word for word in words if not word.startswith("-")), None)  # no other option has a value
+            build(command)(args=words, prog_name="ropewalk")
     except RopeError as error:
         _fail(str(error))
         return error.exit_status
@@ -141,10 +138,8 @@ def _short_warnings() -> Iterator[None]:
     """Print a `UserWarning`, which is for the user of the command, without the file and the line that raised it."""
     before = warnings.formatwarning
 
-    def text(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        return f"{message}\n" if category is UserWarning else before(message, category, filename, lineno, line)
+    def text(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> str:
+        return f"{message}\n" if category is UserWarning else before(message, category, *place, **line)
 
     warnings.formatwarning = text
     try:
@@ -165,15 +160,9 @@ def _silence() -> None:
                 os.close(nowhere)
 
 
-def _command(arguments: Sequence[str]) -> str | None:
-    """Return the first word that is not an option; `ropewalk` itself has no option with a value."""
-    return next((word for word in arguments if not word.startswith("-")), None)
-
-
 def _stopped() -> int:
-    if os.environ.get("RANK", "0") == "0":
-        with suppress(OSError):
-            sys.stderr.write("ropewalk: stopped.\n")
+    with suppress(OSError):
+        sys.stderr.write("ropewalk: stopped.\n")
     return 130
 
 

@@ -153,7 +153,7 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     strip = strip_text(strip_rows(diagnosis), diagnosis.target)
     if not console.options.ascii_only and max(map(len, strip)) <= console.width:
         console.file.write("\n".join([*strip, "\n"]))
-    for table in stacked(console, {row.method: row.cells for row in diagnosis.rows()}, diagnosis.verdict.method):
+    for table in stacked(console, diagnosis.rows(), diagnosis.verdict.method):
         console.print(table)
     console.print(Text(f"{diagnosis.terms()}\n"))
     verdict = diagnosis.verdict

@@ -4,30 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ropewalk.cli.options import MODEL, path, tokens
 from ropewalk.serving.settings import ApplySettings
-
-if TYPE_CHECKING:
-    from ropewalk.serving.applying import Exported
-
-
-def print_exported(done: Exported) -> None:
-    """Print the keys of the rope and the output folder."""
-    from ropewalk.rope.hugging_face import text_part
-
-    config = text_part(done.config)
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if done.folder.suffix == ".gguf":
-        shown = {key: value for key, value in done.config.items() if not isinstance(value, list)}
-        typer.echo(f"keys: {json.dumps(shown)}")
-    elif rope is not None:
-        ordered = {key: rope[key] for key in sorted(rope, key=lambda key: (key != "rope_type", key != "rope_theta"))}
-        typer.echo(f"rope_parameters: {json.dumps(ordered)[:300]}")
-    typer.echo(f"extend: wrote {done.folder}")
 
 
 def apply(
@@ -38,12 +20,10 @@ def apply(
         int | None, tokens("Trained length in tokens [default: from the config or its family].")
     ] = None,
     method: Annotated[
-        str | None,
-        typer.Option(help="Extension method, with the name used by `ropewalk doctor` [default: yarn]."),
+        str | None, typer.Option(help="Extension method, with the name used by `ropewalk doctor` [default: yarn].")
     ] = None,
     length: Annotated[
-        int | None,
-        tokens("Length to state in the config, if it is less than the target [default: the target]."),
+        int | None, tokens("Length to state in the config, if it is less than the target [default: the target].")
     ] = None,
     record: Annotated[
         Path | None, path("Use method and lengths of a record of `ropewalk doctor --json`.", "--from")
@@ -54,13 +34,22 @@ def apply(
 
     The folder appears when it is complete. No weights are opened; those of a .gguf file are copied block by block.
     """
-    from ropewalk.progress import shown
+    from ropewalk.progress import shown as display
+    from ropewalk.rope.hugging_face import text_part
     from ropewalk.serving import apply as run
 
     settings = ApplySettings(target=target, trained_length=trained_length, method=method, length=length)
-    with shown("extend", lines=True) as progress:
+    with display("extend", lines=True) as progress:
         done = run(model, out, settings, record=record, overwrite=overwrite, progress=progress)
-    print_exported(done)
+    config = text_part(done.config)
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if done.folder.suffix == ".gguf":
+        shown = {key: value for key, value in done.config.items() if not isinstance(value, list)}
+        typer.echo(f"keys: {json.dumps(shown)}")
+    elif rope is not None:
+        ordered = {key: rope[key] for key in sorted(rope, key=lambda key: (key != "rope_type", key != "rope_theta"))}
+        typer.echo(f"rope_parameters: {json.dumps(ordered)[:300]}")
+    typer.echo(f"extend: wrote {done.folder}")
 
 
 extend = typer.Typer(

@@ -16,10 +16,7 @@ def serve_config(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL)],
     engine: Annotated[str, typer.Option(help=f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}.")],
     method: Annotated[str | None, typer.Option(help="Extension method [default: from --from, else as-is].")] = None,
-    target: Annotated[
-        int | None,
-        tokens("Desired length in tokens [default: four times the trained length]."),
-    ] = None,
+    target: Annotated[int | None, tokens("Desired length in tokens [default: four times the trained length].")] = None,
     factor: Annotated[float | None, typer.Option(help="Multiple of the trained length, instead of --target.")] = None,
     records: Annotated[
         list[Path] | None,
@@ -29,10 +26,7 @@ def serve_config(
         int | None,
         tokens("Context of the engine, if less than the target [default: from --from, else the target]."),
     ] = None,
-    trained_length: Annotated[
-        int | None,
-        tokens("Trained length in tokens [default: from the config]."),
-    ] = None,
+    trained_length: Annotated[int | None, tokens("Trained length in tokens [default: from the config].")] = None,
     json_file: Annotated[Path | None, path("Write everything to this file.", "--json")] = None,
 ) -> None:
     """Print the commands, flags and files to serve an extended model, and the engine's caveats.
@@ -53,35 +47,14 @@ def serve_config(
             cure="Pass one of them.",
         )
     served = configure(
-        model,
-        engine,
-        method=method,
-        target=target,
-        factor=factor,
-        length=length,
-        trained_length=trained_length,
+        model, engine, method=method, target=target, factor=factor, length=length, trained_length=trained_length,
         records=records or (),
-    )
-    console = plain_console()
-
-    def show(text: str) -> None:
-        console.print(text, soft_wrap=True)
-
-    if served.file is not None:
-        name, content = served.file
-        show(f"cat > {name} <<'END'\n{content}END")
-    for step in served.steps:
-        show(step)
-    if served.note is not None:
-        show(f"\n{served.note}")
-    if served.costs:
-        show("")
-    for cost in served.costs:
-        show(cost.sentence)
-    show(f"\nChecked for {engine}: {served.checked}.")
-    if served.caveats:
-        show("Known behaviour of this engine:")
-    for caveat in served.caveats:
-        show(f"- {caveat.text} ({caveat.evidence})")
+    )  # fmt: skip
+    lines = [] if served.file is None else ["cat > {} <<'END'\n{}END".format(*served.file)]
+    lines += [*served.steps, *([] if served.note is None else [f"\n{served.note}"])]
+    lines += [*[""] * bool(served.costs), *(cost.sentence for cost in served.costs)]
+    lines += [f"\nChecked for {engine}: {served.checked}.", *["Known behaviour of this engine:"] * bool(served.caveats)]
+    lines += [f"- {caveat.text} ({caveat.evidence})" for caveat in served.caveats]
+    plain_console().print("\n".join(lines), soft_wrap=True)
     if json_file is not None:
         write_output(json_file, json.dumps(served.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -16,22 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import groups_of
-from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact, Teller, Wording
-from ropewalk.diagnosis.plan import CROP, Design, Job, Text, Work
-from ropewalk.diagnosis.prepare import TIMES, open_model, plan_of, state_folder
-from ropewalk.diagnosis.reading import at_once, duration, fitting_workers, seconds_at_once, try_out
-from ropewalk.diagnosis.record import Diagnosis, Measurement
-from ropewalk.diagnosis.run import SAFETY, RunInterrupted, doctor_command, environment_of
+from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact
+from ropewalk.diagnosis.plan import CROP, Design, Job, Work
+from ropewalk.diagnosis.prepare import open_model, plan_of
+from ropewalk.diagnosis.reading import answers_of, at_once, duration, fitting_workers, seconds_at_once, try_out
+from ropewalk.diagnosis.record import Diagnosis, Measurement, aligned
+from ropewalk.diagnosis.run import SAFETY, Opened, RunInterrupted
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.figures.style import tokens
-from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.statistics import counted
 
@@ -40,19 +36,6 @@ LENGTHS, ROWS = 4, 5
 BEGINNING = 150  # tokens of the first row: models find less of what stands there
 CELL_GROUPS = 4  # of a cell, about, in all windows of a length
 UNCERTAIN = 0.01  # the probability by chance from which a count is put in brackets
-
-
-@dataclasses.dataclass(frozen=True)
-class Banded(Layout):
-    """A window with facts in bands: `[start, end)` in tokens and the number of facts of each, a multiple of four."""
-
-    bands: tuple[tuple[int, int, int], ...] = ()
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """Return the range of tokens in which each fact begins; all lie wholly in their band."""
-        edges = [np.linspace(max(FIRST, start), min(end, self.asked_at) - self.size, count + 1).astype(int).tolist()
-                 for start, end, count in self.bands]  # fmt: skip
-        return [pair for of_band in edges for pair in itertools.pairwise(of_band)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,9 +160,7 @@ class DepthMap(Measurement):
     def __str__(self) -> str:
         lines: list[str] = []
         for table in map(self.table, self.answers):
-            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-            lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
-            lines.append("")
+            lines += [*aligned(table, str.rjust), ""]
         return "\n".join([*lines, f"{self.name}: {self.headline}", *self.sentences, *self.notes, "", self.terms])
 
 
@@ -213,41 +194,37 @@ def bands_of(length: int, rows: int, beginning: int) -> list[tuple[int, int]]:
     return [(0, beginning), *bands] if beginning else bands
 
 
-def fill(
-    teller: Teller, texts: Sequence[Text], trained: int, target: int, *, windows: int | None, seed: int
-) -> tuple[int, int, list[tuple[MapWindow, Filled, Banded]]]:
+def fill(opened: Opened, target: int) -> tuple[int, int, list[tuple[MapWindow, Filled]]]:
     """Return the equal rows, the tokens of the first row or 0, and the windows of all lengths, the longest first.
 
     A window has about 6 % of facts, and at least a group in each row. If these are more than 30 % of it, it has facts
     in one row, and the next window in the next one. For each length at least about as many tokens are read as the
-    target has, and about 16 facts lie in a cell; for each row at most in so many `windows`.
+    target has, and about 16 facts lie in a cell; for each row at most in so many windows as the settings allow.
     """
+    teller, texts, settings = opened.teller, opened.texts, opened.settings
     least = (GROUP + 1) * teller.size + GROUP + FIRST  # tokens of a row in which four facts certainly lie
-    lengths = lengths_of(trained, target, 2 * least)
+    lengths = lengths_of(opened.trained, target, 2 * least)
     rows = min(ROWS, lengths[0] // least)
     beginning = BEGINNING if least <= BEGINNING <= lengths[0] // rows // 2 else 0
     filled, told = [], set[tuple[str, str]]()
     for length in reversed(lengths):
         bands, room = bands_of(length, rows, beginning), sum(len(text.tokens) // length for text in texts)
         early = max(1, int(DENSEST * beginning / teller.size) // GROUP)
-        most = teller.most // GROUP - early
+        most, asked_at = teller.most // GROUP - early, length - teller.question
         each = max(1, min(most // rows, round(SHARE * length / (teller.size + 1) / GROUP / rows)))
         turns = 1 if GROUP * teller.size * len(bands) <= DENSEST * length else len(bands)
         count = max(round(target / length), round(CELL_GROUPS / each))
-        count = min(room, turns * min(count, windows or count))
-        design = Design(trained_length=length, target=length, windows=count, seed=seed)
+        count = min(room, turns * min(count, settings.windows or count))
+        design = Design(trained_length=length, target=length, windows=count, seed=settings.seed)
         for number, (text, start) in enumerate(design.places([len(text.tokens) for text in texts])):
-            chosen = [(*band, GROUP * (early if band[1] == beginning else each)) for band in bands]
-            chosen = chosen if turns == 1 else [chosen[number % turns]]
-            layout = Banded(length, length, length - teller.question, 0, sum(one[2] for one in chosen), teller.size,
-                            bands=tuple(chosen))  # fmt: skip
-            of = texts[text]
+            chosen = [(max(FIRST, low), min(high, asked_at), GROUP * (early if high == beginning else each))
+                      for low, high in (bands if turns == 1 else [bands[number % turns]])]  # fmt: skip
+            of, layout = texts[text], Layout(length, asked_at, teller.size, 0, tuple(chosen))
             window = teller.fill(
-                layout, of.tokens[start : start + length], seed=(seed, fingerprint(of.contents), length, number),
-                told=told, wording=Wording.of(of.contents),
+                layout, of.tokens[start : start + length], seed=(settings.seed, of.digest, length, number), told=told,
+                wording=of.wording,
             )  # fmt: skip
-            told |= {(fact.name, fact.value) for fact in window.facts}
-            filled.append((MapWindow(length=length, text=text, start=start, facts=window.facts), window, layout))
+            filled.append((MapWindow(length=length, text=text, start=start, facts=window.facts), window))
     return rows, beginning, filled
 
 
@@ -272,50 +249,39 @@ def depth_map(
     """
     began, given = time.perf_counter(), given or DoctorSettings(**settings)
     opened = open_model(model, given, progress)
-    reader, trained, teller, pace = opened.reader, opened.trained, opened.teller, None
-    longest = max(len(text.tokens) for text in opened.texts)
-    least = teller.least(trained)
-    targets = [round(times * trained) for times in TIMES if least <= times * trained <= longest] or [longest]
-    for target in [given.target] if given.target else targets:
-        plan = plan_of(opened, model, given, target, 1).plan
+    reader, pace = opened.reader, None
+    for target in opened.targets:
+        plan = plan_of(opened, target, 1).plan
         methods = [name for name in plan.distinct if name != CROP][: None if given.method_names else 2]
-        rows, beginning, windows = fill(teller, opened.texts, trained, target, windows=given.windows, seed=given.seed)
+        rows, beginning, windows = fill(opened, target)
         jobs = [
-            Job(name, number, plan.key(name, number), Work(whole.tokens + one.asked, whole.pairs + one.asked * length))
-            for number, (_, one, _) in enumerate(windows)
-            for length, whole in [(len(one.ids), Work.of(len(one.ids)))]
+            Job(name, number, plan.key(name, number), Work.of(len(one.ids), asked=one.asked))
+            for number, (_, one) in enumerate(windows)
             for name in methods
         ]
         workers = fitting_workers(reader, target, len(jobs))
-        pace = pace or try_out(reader, torch.from_numpy(windows[0][1].ids), workers=workers)
-        needed = SAFETY * seconds_at_once([pace.of_job(job) for job in jobs], workers)
+        pace = pace or try_out(reader, windows[0][1].ids, workers=workers)
+        needed = SAFETY * seconds_at_once(reader, target, jobs, pace.of_job)
         whole_time = time.perf_counter() - began + needed
         if whole_time <= 60 * opened.minutes:
             break
     else:
-        command = doctor_command(model, given, kept=("--map", *kept), minutes=float(math.ceil(whole_time / 60)))
+        command = opened.command(kept=("--map", *kept), minutes=float(math.ceil(whole_time / 60)))
         raise RopeError(
             "doctor: the map takes longer than --minutes allows.",
             facts={"minutes": opened.minutes, "needed": duration(needed), "target": target},
             cure=f"Run: {command}.",
         )
-    digest, ids = reader.digest(), [one.ids.tobytes() for _, one, _ in windows]
-    key = fingerprint(MAP_FORMAT, torch.__version__, digest, trained, target, teller.kind.name, ids)
-    ledger = Ledger(state_folder(given.state, key) / KIND, kind=KIND, key=key)
-    saved = ledger.resume() if given.resume else ledger.begin()
+    ledger, saved = opened.ledger(KIND, [one for _, one in windows], MAP_FORMAT, opened.trained, target)
 
     def measure(job: Job, advance: Advance) -> None:
-        _, window, layout = windows[job.window]
-        rows: list[list[float]] = []
-        asking = {layout.asked_at: lambda prefix: rows.extend(prefix.ask(window.questions))}
-        last, ids = len(window.ids) - 1, torch.from_numpy(window.ids)
-        reader.under(plan.positions[job.method]).window_losses(ids, first=last, advance=advance, asking=asking)
+        rows = answers_of(reader.under(plan.positions[job.method]), windows[job.window][1], advance=advance)
         ledger.add(job.key, {"answers": [[round(value, 4) for value in row] for row in rows]})
 
     with ledger.at_work(), shown("doctor", progress) as display:
-        count = counted(len(windows), "window")
         spans = f"{windows[-1][0].length:,} to {target:,} tokens under {', '.join(methods)}"
         notes = [f"Resumed: {counted(saved, 'result')} saved before."] if saved else []
+        count = counted(len(windows), "window")
         for note in [*notes, f"The map takes about {duration(needed)}: {count} of {spans}."]:
             say(display, note)
         due = [job for job in jobs if job.key not in ledger]
@@ -324,13 +290,13 @@ def depth_map(
             at_once(due, measure, workers=workers, progress=display)
         except KeyboardInterrupt as stop:
             raise RunInterrupted(len(ledger), len(jobs) - len(ledger)) from stop
-    read = {name: tuple(ledger[job.key]["answers"] for job in jobs if job.method == name) for name in methods}
+    answers = {name: tuple(tuple(map(tuple, ledger[job.key]["answers"])) for job in jobs if job.method == name)
+               for name in methods}  # fmt: skip
     return DepthMap(
-        name=reader.name, trained_length=trained, target=target, kind=teller.kind.name,
+        name=reader.name, trained_length=opened.trained, target=target, kind=opened.teller.kind.name,
         texts=tuple(text.name for text in opened.texts), seed=given.seed, rows=rows, beginning=beginning,
-        windows=tuple(window for window, _, _ in windows),
-        answers={name: tuple(tuple(map(tuple, rows)) for rows in of) for name, of in read.items()},
-        environment=environment_of(reader, digest, opened.dtype_choice, time.perf_counter() - began),
+        windows=tuple(window for window, _ in windows), answers=answers,
+        environment=opened.environment(time.perf_counter() - began),
         notes=(*([] if opened.scaling is None else [str(opened.scaling["sentence"])]), *notes),
     )  # fmt: skip
 

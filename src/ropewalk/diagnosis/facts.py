@@ -12,13 +12,15 @@ depend on each other.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
+import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -134,24 +136,24 @@ class Layout:
     """How many facts a window has, and where. Lengths are in tokens.
 
     - `asked_at`: the tokens before the questions. The questions end at the window's end, so no position exceeds it.
-    - `far`, `near`: the numbers of facts, multiples of four. `size`: the most tokens of one fact.
+    - `size`: the most tokens of one fact. `far`: how many of the first facts are far ones.
+    - `bands`: `[start, end)` and the number of facts of each, a multiple of four. A fact lies wholly in its band.
 
-    >>> Layout.choose(8192, 16384, size=12, question=12)
-    Layout(trained=8192, target=16384, asked_at=16372, far=48, near=20, size=12)
+    >>> Layout.choose(8192, 16384, size=12, question=12).bands
+    ((8, 8180, 48), (8192, 16360, 20))
     """
 
-    trained: int
     target: int
     asked_at: int
-    far: int
-    near: int
     size: int
+    far: int
+    bands: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def choose(cls, trained: int, target: int, *, size: int, question: int) -> Layout:
+    def choose(cls, trained: int, target: int, *, size: int, question: int, most: int = MOST_FAR + MOST_NEAR) -> Layout:
         """Choose the numbers of facts: 6 % of a window's tokens, at least 16 far and 8 near facts, at most 48 and 20.
 
-        - `size`: the most tokens of a fact. `question`: of a question with its answer.
+        - `size`: the most tokens of a fact. `question`: of a question with its answer. `most`: facts in all.
 
         Raises `RopeError` if a region is too short for one group.
         """
@@ -160,15 +162,17 @@ class Layout:
         in_all = SHARE * target / (size + 1)
         far = min(max(0.7 * in_all, LEAST_FAR), MOST_FAR, DENSEST * room_far / size) if target > trained else 0.0
         near = min(max(0.3 * in_all, LEAST_NEAR), MOST_NEAR, DENSEST * room_near / size)
-        counts = [GROUP * int(count // GROUP) for count in (far, near)]
-        if counts[1] < GROUP or (target > trained and counts[0] < GROUP):
+        of_far, of_near = (GROUP * int(count // GROUP) for count in (far, near))
+        if of_near < GROUP or (target > trained and of_far < GROUP):
             least = cls.least(trained, target, size=size, question=question)
             raise RopeError(
                 "doctor: the target leaves too few tokens for facts beyond the trained length, or within it.",
                 facts={"target": target, "trained_length": trained, "tokens of four facts": GROUP * size},
                 cure=f"Pass a --target of at least {least}." if target < least else "Pass the right --trained-length.",
             )
-        return cls(trained, target, asked_at, counts[0], counts[1], size)
+        of_far = min(of_far, most - of_near)
+        near_ones = max(FIRST, target - trained), asked_at - size, of_near
+        return cls(target, asked_at, size, of_far, ((FIRST, asked_at - trained, of_far), near_ones))
 
     @staticmethod
     def least(trained: int, target: int, *, size: int, question: int) -> int:
@@ -179,14 +183,11 @@ class Layout:
         return math.ceil(GROUP * size / DENSEST) + question + (trained + FIRST if target > trained else question)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the range of tokens in which each fact begins: far ones first, then near ones, evenly spaced."""
-        ranges: list[tuple[int, int]] = []
-        regions = [(FIRST, self.asked_at - self.trained, self.far)]
-        regions.append((max(FIRST, self.target - self.trained), self.asked_at - self.size, self.near))
-        for start, end, count in regions:
-            edges = np.linspace(start, end - self.size, count + 1).astype(int).tolist() if count else []
-            ranges += list(itertools.pairwise(edges))
-        return ranges
+        """Return the range of tokens in which each fact begins: band by band, evenly spaced."""
+        edges = [
+            np.linspace(start, end - self.size, count + 1).astype(int).tolist() for start, end, count in self.bands
+        ]
+        return [pair for of_band in edges for pair in itertools.pairwise(of_band)]
 
 
 @dataclass(frozen=True)
@@ -194,13 +195,14 @@ class Filled:
     """A window with its facts. All arrays are by token.
 
     - `ids`: int64 `[target]`. `counted`: whether a token's loss counts: not in a fact, nor in the two tokens after it.
-    - `questions`: of each fact, the ids to append and those of its choices.
+    - `questions`: of each fact, the ids to append and those of its choices. `asked_at`: the tokens before them.
     """
 
     ids: npt.NDArray[np.int64]
     counted: npt.NDArray[np.bool_]
     facts: tuple[PlacedFact, ...]
     questions: tuple[tuple[list[int], list[list[int]]], ...]
+    asked_at: int
 
     @property
     def asked(self) -> int:
@@ -234,10 +236,6 @@ class _Said:
         self.question = max(map(len, self.asks.values())) + self.of_value
         self.size = longest + self.of_value + len(self.stop)
 
-    def pool(self, order: Iterable[str], count: int) -> list[str]:
-        """Return the first values of equally many tokens."""
-        return list(itertools.islice((value for value in order if len(self.values(value)) == self.of_value), count))
-
 
 class Teller:
     """Write facts of one kind into windows of a text.
@@ -267,28 +265,30 @@ class Teller:
 
     def layout(self, trained: int, target: int) -> Layout:
         """Return the layout of windows of `target` tokens; raise `RopeError` if they are too short."""
-        chosen = Layout.choose(trained, target, size=self.size, question=self.question)
-        return replace(chosen, far=chosen.far - max(0, chosen.far + chosen.near - self.most))
+        return Layout.choose(trained, target, size=self.size, question=self.question, most=self.most)
 
     def fill(
-        self, layout: Layout, body: Sequence[int], *, seed: Sequence[object], told: Collection[tuple[str, str]] = (),
+        self, layout: Layout, body: Sequence[int], *, seed: Sequence[object], told: set[tuple[str, str]] | None = None,
         wording: Wording | None = None,
     ) -> Filled:  # fmt: skip
         """Return a window of `layout.target` tokens: the beginning of `body` with facts between its sentences.
 
         - `body`: token ids, at least as many as the window. Names, values and places are drawn from them and `seed`.
-        - `told`: names and values of earlier facts. A group has none of these pairs under any of its assignments, as
-          long as the names and values suffice, so the distribution by chance stays exact.
+        - `told`: names and values of earlier facts, to which those of this window are added. A group has none of the
+          earlier pairs under any of its assignments, as long as the names and values suffice, so the distribution by
+          chance stays exact.
         - `wording`: one of the teller's; None: its first.
         """
         said = self._said[wording] if wording else next(iter(self._said.values()))
-        body = list(body[: layout.target])
+        body, told = list(body[: layout.target]), set() if told is None else told
         random = np.random.default_rng(int(fingerprint(tuple(seed), np.array(body, dtype=np.int64).tobytes()), 16))
         ranges, text = layout.ranges(), self._decode(body)
         known = {*_WORD.findall(text), *_PAIR.findall(text)}
         names = _drawn([*said.asks], known, random)[: len(ranges)]
         random.shuffle(names)
-        pool = said.pool(_drawn(said.kind.values, known | {value for _, value in told}, random), GROUP * len(names))
+        drawn = _drawn(said.kind.values, known | {value for _, value in told}, random)
+        fitting = (value for value in drawn if len(said.values(value)) == said.of_value)
+        pool = list(itertools.islice(fitting, GROUP * len(names)))
         values: list[str] = []
         for place in range(0, len(names), GROUP):
             four = names[place : place + GROUP]
@@ -317,10 +317,11 @@ class Teller:
             group, right = divmod(number, GROUP)
             choices = tuple(values[group * GROUP : (group + 1) * GROUP])
             far = number < layout.far
-            told_as = self._decode(ids[start:end]).strip()
-            facts.append(PlacedFact(names[number], values[number], start, end, group, right, choices, far, told_as))
+            text = self._decode(ids[start:end]).strip()
+            facts.append(PlacedFact(names[number], values[number], start, end, group, right, choices, far, text))
             questions.append((list(said.asks[names[number]]), [list(said.values(choice)) for choice in choices]))
-        return Filled(np.array(ids), counted, tuple(facts), tuple(questions))
+        told |= {(fact.name, fact.value) for fact in facts}
+        return Filled(np.array(ids), counted, tuple(facts), tuple(questions), layout.asked_at)
 
     def _fits(self, before: str, token: int, following: list[int]) -> bool:
         """Return whether a token ends a sentence or a line; if `before` is not empty, whether it follows."""
@@ -376,22 +377,16 @@ class Found:
         return bool(self.asked) and self.p <= level
 
 
-def chance_of(groups: Sequence[Sequence[int]]) -> npt.NDArray[np.float64]:
+def chance_of(groups: Iterable[tuple[int, ...]]) -> npt.NDArray[np.float64]:
     """Return the probability of each number of right answers by chance, `[4 * groups + 1]`, given the choices made.
 
     >>> chance_of([(0, 0, 0, 0)]).tolist()  # one and the same choice is right once
     [0.0, 1.0, 0.0, 0.0, 0.0]
     """
-    total = np.ones(1)
-    for group in groups:
-        total = np.convolve(total, _chance_of_group(tuple(group)))
-    return total
+    return functools.reduce(np.convolve, map(_chance_of_group, groups), np.ones(1))
 
 
 @cache
 def _chance_of_group(choices: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    counts = np.zeros(GROUP + 1)
-    for values in itertools.permutations(range(GROUP)):
-        counts[sum(choice == value for choice, value in zip(choices, values, strict=True))] += 1
-    counts /= counts.sum()
-    return counts
+    right = [sum(map(operator.eq, choices, values)) for values in itertools.permutations(range(GROUP))]
+    return np.bincount(right, minlength=GROUP + 1) / len(right)

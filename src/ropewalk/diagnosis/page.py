@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -30,6 +29,7 @@ PAGE, RECORD = "index.html", "report.json"
 Record = Diagnosis | DepthMap
 NAMED = 3  # methods in a title
 FIGURES, MAP = ("facts", "losses"), ("map",)  # files of the figures of a diagnosis and of a map
+KINDS = ("svg", "png")  # of these files
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ def strip_rows(diagnosis: Diagnosis) -> list[StripRow]:
     """Return the rows of the strip of facts, in the order of the table."""
     rows = []
     for one in diagnosis.ranked:
-        broken, of = "gave up: its loss broke down" if one.broken else "", one.beyond or one.near
+        of = one.beyond or one.near
+        note = "gave up: its loss broke down" if one.broken else diagnosis.result(one.method) if one.beyond else ""
         rows.append(
             StripRow(name=diagnosis.labels[one.method], look=look_of(one.method), lanes=diagnosis.facts(one.method),
-                trained=diagnosis.trained_length, count="" if of is None else f"{of.found} of {of.asked}",
-                note=broken or (diagnosis.result(one.method) if one.beyond else ""))
+                trained=diagnosis.trained_length, count="" if of is None else str(of), note=note)
         )  # fmt: skip
     return rows
 
@@ -105,36 +105,23 @@ def _losses(diagnosis: Diagnosis) -> list[Picture]:
                 missing="gave up" if one.broken else "not measured")
         for one in diagnosis.ranked if one.method != PLAIN
     ]  # fmt: skip
-    limits = LOSS_LIMIT, COST_LIMIT
+    trained = diagnosis.trained_length
+    panels = [("extra loss against a cut prompt", LOSS_LIMIT), (f"cost within {trained:,} tokens", COST_LIMIT)]
     over = [
         row.name
         for row in rows
-        if any(value is not None and value > limit for value, limit in zip(row.losses, limits, strict=True))
+        if any(value is not None and value > limit for value, (_, limit) in zip(row.losses, panels, strict=True))
     ]
     if not any(value is not None for row in rows for value in row.losses):
         return []
     names = f"{', '.join(over[:-1])} and {over[-1]}" if over[1:] else "".join(over) or "No method"
     names = names if len(over) <= NAMED else f"{len(over)} of {len(rows)} methods"
     title = f"{names} predict{'' if over[1:] else 's'} the text worse than the limits allow"
-    trained = diagnosis.trained_length
-    panels = [("extra loss against a cut prompt", LOSS_LIMIT), (f"cost within {trained:,} tokens", COST_LIMIT)]
     caption = (
         "How much worse each method predicts the text: beyond the trained length than with only its last tokens, and "
         "within it than the unchanged model. Red: more than the limit, so the method is not the answer."
     )
     return [Picture(FIGURES[1], title, caption, lambda size: draw_bars(rows, panels, title, size))]
-
-
-def figure_of(record: Record) -> Figure:
-    """Return the figure of a record, which a notebook displays without matplotlib's inline backend.
-
-    Raises `RopeError` if the extra `figures` is not installed.
-    """
-    need("matplotlib", extra="figures")
-    figure: Any = pictures_of(record)[0].draw(WIDE)
-    figure._repr_png_ = lambda: render(figure, "png")
-    made: Figure = figure
-    return made
 
 
 def page_of(*records: Record) -> str:
@@ -149,18 +136,12 @@ def page_of(*records: Record) -> str:
     jinja2 = need("jinja2", extra="figures")
     folder = resources.files("ropewalk.diagnosis")
     sources = {file: folder.joinpath(file).read_text(encoding="utf-8") for file in ("page.html", "style.css")}
-    template = jinja2.Environment(
-        loader=jinja2.DictLoader(sources), autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
-    ).get_template("page.html")
+    template = jinja2.Environment(loader=jinja2.DictLoader(sources), autoescape=True, trim_blocks=True).get_template(
+        "page.html"
+    )
     names = ", ".join(dict.fromkeys(one.name for one in records))
     page: str = template.render(name=names, sections=parts, night=night_colors())
     return page
-
-
-_EMPTY: dict[str, Any] = {
-    "title": "", "headline": "", "action": "", "reasons": (), "tables": (), "best": None, "terms": "",
-    "lines": (), "answers": (), "measured": "", "looks": (), "audit": (), "environment": (),
-}  # fmt: skip
 
 
 def _comparison(records: Sequence[Diagnosis]) -> dict[str, Any]:
@@ -171,38 +152,34 @@ def _comparison(records: Sequence[Diagnosis]) -> dict[str, Any]:
         for number, one in enumerate(records, 1)
     ]  # fmt: skip
     several = [number for number, column in enumerate(zip(*told, strict=True)) if len(set(column)) > 1]
-    apart = several[:-1] if len({tuple(row[:-1]) for row in told}) == len(told) else several  # the number, if it must
-    heads = ["record", "answer", "method", "finds beyond", "unchanged", "extra loss", "cost"]
-    rows, table, reaches = [], [heads], dict[str, int | None]()
+    apart = several[:-1] if len({row[:-1] for row in told}) == len(told) else several  # the number, if it must
+    rows, reaches = [], dict[str, int | None]()
+    table = [["record", "answer", "method", "finds beyond", "unchanged", "extra loss", "cost"]]
     for one, words in zip(records, told, strict=True):
-        name, method = ", ".join(words[number] for number in apart), one.verdict.method or PLAIN
-        cells = {row.method: row.cells for row in one.rows()}
-        row, plain = cells[method], cells[PLAIN]
-        values = [row.get("finds beyond", ""), plain.get("finds beyond", ""), row.get("extra loss", ""), row["cost"]]
+        name, method, cells = ", ".join(words[number] for number in apart), one.verdict.method or PLAIN, one.rows()
+        values = [cells[of].get(head, "") for of, head in ((method, "finds beyond"), (PLAIN, "finds beyond"),
+                                                           (method, "extra loss"), (method, "cost"))]  # fmt: skip
         table.append([name, one.verdict.headline, method, *values])
         strip = next(row for row in strip_rows(one) if row.name == one.labels[method])
         rows.append(replace(strip, name=name.replace(", ", "\n"), note=method if strip.count else strip.note))
         reaches[name] = _reach(one.evidence.standings[method])
     title = finding(reaches)
     picture = _strip("compared", rows, max(one.target for one in records), title, title)
-    return {**_EMPTY, "figures": [_inline(picture)], "tables": [table], "headline": f"{title}."}
+    return {"figures": [_inline(picture)], "tables": [table], "headline": f"{title}."}
 
 
 def _section(record: Record, suffix: str) -> dict[str, Any]:
     """Return the parts of a record's section; `suffix` keeps the ids of its figures apart."""
-    common = {**_EMPTY, "title": record.name, "figures": [_inline(one, suffix) for one in pictures_of(record)],
+    common = {"title": record.name, "figures": [_inline(one, suffix) for one in pictures_of(record)],
               "environment": [[name, str(value)] for name, value in record.environment.items()]}  # fmt: skip
     if isinstance(record, DepthMap):
         return {**common, "headline": record.headline, "reasons": record.sentences, "lines": record.notes,
                 "terms": record.terms}  # fmt: skip
-    rows = record.rows()
     verdict = record.verdict
     return {
         **common, "headline": verdict.headline, "action": verdict.action, "reasons": verdict.reasons,
-        "tables": [[[*rows[0].cells], *([*row.cells.values()] for row in rows)]],
-        "best": next((number for number, row in enumerate(rows) if row.method == verdict.method), None),
-        "terms": record.terms(),
-        "lines": [*([record.scaling["sentence"]] if record.scaling else []), *record.notes],
+        "tables": [record.grid()], "best": [*record.rows(), None].index(verdict.method), "terms": record.terms(),
+        "lines": record.remarks,
         "answers": [one for one in (verdict, verdict.beside) if one], "measured": how_measured(record),
         "looks": [[counted(one.windows, "window"), one.headline, f"{one.seconds:g}"] for one in record.looks],
         "audit": record.audit,
@@ -212,13 +189,20 @@ def _section(record: Record, suffix: str) -> dict[str, Any]:
 def _inline(picture: Picture, suffix: str = "") -> dict[str, str]:
     """Return a figure for a page: its name, caption and SVG elements, wide and narrow."""
     name = f"{picture.name}{suffix}"
-    with _missing_glyphs():
-        wide, narrow = (render(picture.draw(size), "svg") for size in (WIDE, NARROW))
+    (wide,), (narrow,) = (_drawn(picture, size, "svg") for size in (WIDE, NARROW))
     return {
         "name": picture.name, "caption": picture.caption,
         "wide": inline_svg(wide, name, picture.said),
         "narrow": inline_svg(narrow, f"{name}-narrow", picture.said),
     }  # fmt: skip
+
+
+def _drawn(picture: Picture, size: tuple[float, float], *kinds: str) -> list[bytes]:
+    """Return the files of a figure; characters that matplotlib's font lacks raise no warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure = picture.draw(size)
+        return [render(figure, kind) for kind in kinds]
 
 
 def how_measured(diagnosis: Diagnosis) -> str:
@@ -237,21 +221,12 @@ def how_measured(diagnosis: Diagnosis) -> str:
     return f"{said} Asked after {trained:,} tokens, the unchanged model finds {control.found} of {control.asked}."
 
 
-def _files(folder: Path, figures: Sequence[str], suffix: str = "") -> tuple[Path, list[dict[str, Path]]]:
-    """Return the files of the record and of each figure, by kind; raise `RopeError` for a file that is not ours."""
-    record = folder / f"{Path(RECORD).stem}{suffix}.json"
-    drawn = [{kind: folder / f"{name}{suffix}.{kind}" for kind in ("svg", "png")} for name in figures]
-    for path in (record, *(path for of in drawn for path in of.values())):
-        check_output(path, new_folder=True)
-    return record, drawn
-
-
 def check_folder(folder: Path, figures: Sequence[str] = FIGURES) -> None:
     """Raise `RopeError`, before any work is done, if the folder cannot be written or a package is missing."""
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
-    check_output(as_path(folder, "report") / PAGE, new_folder=True)
-    _files(as_path(folder, "report"), figures)
+    for name in (PAGE, RECORD, *(f"{figure}.{kind}" for figure in figures for kind in KINDS)):
+        check_output(as_path(folder, "report") / name, new_folder=True)
 
 
 def write_report(folder: Path, *records: Record) -> Path:
@@ -262,24 +237,16 @@ def write_report(folder: Path, *records: Record) -> Path:
     Everything is rendered before the first file is written. Raises `RopeError` as `check_folder`.
     """
     check_folder(folder, ())
-    folder, content = as_path(folder, "report"), dict[Path, str | bytes]()
+    content: dict[str, str | bytes] = {}
     for number, record in enumerate(records, 1):
-        pictures = pictures_of(record)
-        file, drawn = _files(folder, [one.name for one in pictures], f"-{number}" if number > 1 else "")
-        content[file] = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
-        with _missing_glyphs():
-            for picture, paths in zip(pictures, drawn, strict=True):
-                figure = picture.draw(WIDE)
-                content |= {path: render(figure, kind) for kind, path in paths.items()}
-    content[folder / PAGE] = page_of(*records)
-    for path, text in content.items():
-        write_output(path, text)
+        suffix = f"-{number}" if number > 1 else ""
+        content[f"report{suffix}.json"] = json.dumps(record.to_json(), indent=1, allow_nan=False) + "\n"
+        for picture in pictures_of(record):
+            names = [f"{picture.name}{suffix}.{kind}" for kind in KINDS]
+            content |= zip(names, _drawn(picture, WIDE, *KINDS), strict=True)
+    content[PAGE] = page_of(*records)
+    for name in content:
+        check_output(folder / name, new_folder=True)
+    for name, text in content.items():
+        write_output(folder / name, text)
     return folder / PAGE
-
-
-@contextmanager
-def _missing_glyphs() -> Iterator[None]:
-    """Ignore warnings about characters that matplotlib's font lacks."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")
-        yield

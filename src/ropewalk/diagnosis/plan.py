@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from ropewalk.checkpoints.reader import Reader
+from ropewalk.diagnosis.facts import Wording
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
@@ -35,6 +36,16 @@ class Text:
     name: str
     contents: str
     tokens: Sequence[int]
+
+    @cached_property
+    def wording(self) -> Wording:
+        """Return the wording of its facts."""
+        return Wording.of(self.contents)
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a short hash of the contents."""
+        return fingerprint(self.contents)
 
     @classmethod
     def encode(cls, texts: Sequence[tuple[str, str]], tokenizer: TextTokenizer) -> tuple[Text, ...]:
@@ -141,11 +152,6 @@ class Plan:
     configs: Mapping[str, dict[str, Any] | None]
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """Return the methods in order, `plain` first."""
-        return tuple(self.positions)
-
-    @property
     def distinct(self) -> tuple[str, ...]:
         """Return the methods with numbers of their own."""
         return tuple(name for name in self.positions if name not in self.same_as)
@@ -159,20 +165,13 @@ class Plan:
 
         - `asked`: tokens of the questions about one window.
         """
+        of, whole = self.design, Work.of(self.design.target, asked=asked)
         return tuple(
-            Job(name, window, key, self.work(name, window, asked))
-            for window in windows
-            for name in self.distinct
+            Job(name, window, key,
+                Work.of(of.trained_length, times=len(of.crop_steps(window))) if name == CROP else whole)
+            for window in windows for name in self.distinct
             if name in methods and (key := self.key(name, window)) not in ledger
-        )
-
-    def work(self, method: str, window: int, asked: int) -> Work:
-        """Return the model's work for one window under a method."""
-        if METHODS[method].crops:
-            steps = self.design.crop_steps(window)
-            return Work.of(self.design.trained_length).times(len(steps))
-        whole = Work.of(self.design.target)
-        return Work(whole.tokens + asked, whole.pairs + float(asked) * self.design.target)
+        )  # fmt: skip
 
 
 @cache
@@ -188,17 +187,13 @@ class Work:
     pairs: float
 
     @classmethod
-    def of(cls, tokens: int) -> Work:
-        """Return the work of one text of `tokens` tokens.
+    def of(cls, tokens: int, *, asked: int = 0, times: int = 1) -> Work:
+        """Return the work of `times` texts of `tokens` tokens, and of so many tokens of questions at the end of one.
 
-        >>> Work.of(3)
-        Work(tokens=3, pairs=6.0)
+        >>> Work.of(3), Work.of(3, asked=2)
+        (Work(tokens=3, pairs=6.0), Work(tokens=5, pairs=12.0))
         """
-        return cls(tokens, tokens * (tokens + 1) / 2)
-
-    def times(self, count: int) -> Work:
-        """Return this work, `count` times."""
-        return Work(count * self.tokens, count * self.pairs)
+        return cls(times * tokens + asked, times * tokens * (tokens + 1) / 2 + asked * tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,16 +206,19 @@ class Job:
     work: Work
 
 
+def runs_in(engine: str | None, engines: Sequence[str]) -> bool:
+    """Return whether an engine is among those that run a method; Python, which None includes, runs all."""
+    return engine in (None, "python", *engines)
+
+
 def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> Plan:
     """Plan the measurement: always plain, crop if the target exceeds the trained length, each distinct form once.
 
     Raises `RopeError` if a method is unknown or does not apply.
     """
     reach, own = Reach(design.trained_length, design.target), reader.positions
-    names = None if not methods else [*methods]
-    if names is not None and design.extends and CROP not in names:
-        names.append(CROP)
-    chosen = chosen_methods(names, own, reach)
+    crop = [CROP] * (design.extends and CROP not in (methods or ()))
+    chosen = chosen_methods([*methods, *crop] if methods else None, own, reach)
     if CROP in chosen and not design.extends:
         raise RopeError(
             "doctor: crop differs from plain only if the target exceeds the trained length.",

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ropewalk.atomic_io import as_path
 from ropewalk.audit.sources import audits_of, findings_of, inspection
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
@@ -21,24 +20,15 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Window, groups_of
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Wording
-from ropewalk.diagnosis.plan import (
-    CROP,
-    MOST_WINDOWS,
-    PLAIN,
-    Design,
-    Job,
-    Plan,
-    Text,
-    make_plan,
-)
-from ropewalk.diagnosis.reading import Clock, duration, fitting_workers, seconds_at_once, try_out
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller
+from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Job, Plan, Text, make_plan, runs_in
+from ropewalk.diagnosis.reading import Clock, answers_of, duration, fitting_workers, seconds_at_once, try_out
 from ropewalk.diagnosis.record import Diagnosis
-from ropewalk.diagnosis.run import SAFETY, DoctorRun, Opened, Planned, doctor_command, runs_in
+from ropewalk.diagnosis.run import SAFETY, TIMES, DoctorRun, Opened, Planned
 from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
 from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger, cache_folder, fingerprint
+from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.precision import chosen_dtype, fast_bfloat16
 from ropewalk.progress import Progress, shown
@@ -54,7 +44,6 @@ BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
 COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs,
 MOST_COMPARED = 3  # at most so many of them
 SLOW = 120.0  # seconds of a first answer, from which on a faster dtype is named
-TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 TRIED = 1024  # most tokens that are read to choose the kind of facts
 ASKED, CLEAR = 32, 0.7  # facts of a kind; with such a share of half of them found, no other kind is tried
 
@@ -142,24 +131,18 @@ def open_model(model: object, settings: DoctorSettings, progress: Progress | boo
     texts = _texts(_is_built_in(source), settings, reader)
     scaling: dict[str, Any] | None = None
     if unsettled(reader.positions) is not None:
-        kept_at = None if settings.state is None else state_folder(settings.state, "") / "reading"
         with shown("doctor", progress) as display:
-            reader, scaling = settle_reading(
-                reader, [text.tokens for text in texts], trained_length=settings.trained_length, seed=settings.seed,
-                folder=kept_at, progress=display,
-            )  # fmt: skip
+            reader, scaling = settle_reading(reader, [text.tokens for text in texts], settings, display)
     source = source.known_from(reader.positions)
     trained = required_trained_length(reader.positions, settings.trained_length)
     if settings.text is None and _longest(texts) < (settings.target or TIMES[0] * trained):
         texts = Text.encode([read_text(None)], tokenizer)
     vocabulary = max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1)
-    teller = _teller(reader, tokenizer, texts, trained, settings)
-    minutes = settings.minutes
-    if minutes is None:
-        minutes = CPU_MINUTES if reader.device.type == "cpu" else math.inf
+    minutes = settings.minutes or (CPU_MINUTES if reader.device.type == "cpu" else math.inf)
     return Opened(
-        source=source, reader=reader, dtype_choice=dtype_choice, texts=texts, scaling=scaling, trained=trained,
-        vocabulary=vocabulary, teller=teller, minutes=minutes,
+        model=model, settings=settings, source=source, reader=reader, dtype_choice=dtype_choice, texts=texts,
+        scaling=scaling, trained=trained, vocabulary=vocabulary, minutes=minutes,
+        teller=_teller(reader, tokenizer, texts, trained, settings),
     )  # fmt: skip
 
 
@@ -179,61 +162,50 @@ def prepare(
     """
     began = clock()
     opened = open_model(model, settings, progress)
-    reader, trained, teller, minutes = opened.reader, opened.trained, opened.teller, opened.minutes
-    notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
-
-    def plan_for(target: int, most: int = MOST_COMPARED) -> Planned:
-        return plan_of(opened, model, settings, target, most)
-
-    targets = [settings.target or max(trained, _longest(opened.texts))]
-    if settings.target is None:
-        least = teller.least(trained)
-        targets = [round(times * trained) for times in TIMES if least <= times * trained <= targets[0]] or targets
-    chosen = plan_for(targets[0])
+    reader, minutes = opened.reader, opened.minutes
+    of_path = isinstance(model, str | Path)
+    notes = [] if of_path or opened.dtype_choice is None else [opened.dtype_choice]
+    fewer = range(MOST_COMPARED, 0 if settings.target else 1, -1) if not settings.method_names else [MOST_COMPARED]
+    tries = [(target, most) for target in opened.targets for most in fewer]
+    asked = chosen = plan_of(opened, *tries[0])
     workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
-    pace = try_out(reader, torch.from_numpy(chosen.filled[0].ids), workers=workers, clock=clock)
+    pace = try_out(reader, chosen.filled[0].ids, workers=workers, clock=clock)
 
     def needed_by(planned: Planned) -> float:
-        seconds = [pace.of_job(job) for job in _first_jobs(planned)]
-        return SAFETY * seconds_at_once(seconds, workers)
+        return SAFETY * seconds_at_once(reader, planned.layout.target, _first_jobs(planned), pace.of_job)
 
-    asked, needed = chosen, needed_by(chosen)
-    fewer = range(MOST_COMPARED, 0 if settings.target else 1, -1) if not settings.method_names else [MOST_COMPARED]
-    tries = [(target, most) for target in targets for most in fewer]
-    while over := clock() - began + needed_by(chosen) > 60 * minutes:
-        tries = tries[1:]
-        if not tries:
-            break
+    needed = needed_by(asked)
+    while (over := clock() - began + needed_by(chosen) > 60 * minutes) and (tries := tries[1:]):
         try:
-            chosen = plan_for(*tries[0])
+            chosen = plan_of(opened, *tries[0])
         except RopeError:  # too short for facts
             break
-    if chosen is not asked and not over:
+    if over:
+        command = opened.command(kept=kept, minutes=float(math.ceil((needed + clock() - began) / 60)))
+        less = " Fewer --methods or a shorter --target take less." if settings.target or settings.methods else ""
+        raise RopeError(
+            "doctor: the first answer takes longer than --minutes allows.",
+            facts={"minutes": minutes, "needed": duration(needed + clock() - began), "target": asked.layout.target},
+            cure=f"Run: {command}.{less}",
+        )
+    if chosen is not asked:
         notes.append(
             f"With {asked.layout.target:,} tokens and {', '.join(asked.plan.distinct)}, the first answer takes about "
             f"{duration(needed)}, more than --minutes {minutes:g}. Measured is {', '.join(chosen.plan.distinct)} with "
             f"{chosen.layout.target:,} tokens."
         )
-    if over:
-        raise _too_long(model, settings, kept, minutes, needed + clock() - began, asked.layout.target)
-    short = _short_text(chosen, opened.texts)
-    notes += [short] if short else []
-    slow = reader.dtype == torch.float32 and needed_by(chosen) > SLOW
-    if slow and isinstance(model, str | Path) and fast_bfloat16(settings.device):
+    notes += _short_text(chosen, opened.texts)
+    slow = of_path and reader.dtype == torch.float32 and needed_by(chosen) > SLOW
+    if slow and fast_bfloat16(settings.device):
         notes.append("This machine multiplies bfloat16 faster than float32: --dtype auto takes less time.")
     design = chosen.plan.design
-    digest = reader.digest()
-    ids = [one.ids.tobytes() for one in chosen.filled]
-    key = fingerprint(JOB_FORMAT, torch.__version__, digest, repr(design), repr(teller.kind.name), ids)
-    folder = state_folder(settings.state, key)
-    ledger = Ledger(folder / "windows", kind=KIND, key=key)
-    resumed = ledger.resume() if settings.resume else ledger.begin()
+    ledger, resumed = opened.ledger(KIND, chosen.filled, JOB_FORMAT, design)
     audits = audits_of(opened.source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
         plan=chosen.plan, texts=chosen.texts, layout=chosen.layout, filled=chosen.filled, windows=chosen.windows,
-        engines=chosen.engines, opened=opened, settings=settings, digest=digest, model=model,
-        inspection=inspection(opened.source.name, audits, findings_of(opened.source, design.target)), ledger=ledger,
-        resumed=resumed, pace=pace, notes=tuple(notes), began=began, clock=clock, kept=tuple(kept), record=record,
+        engines=chosen.engines, opened=opened, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
+        inspection=inspection(opened.source.name, audits, findings_of(opened.source, design.target)), began=began,
+        clock=clock, kept=tuple(kept), record=record,
     )  # fmt: skip
 
 
@@ -242,12 +214,12 @@ def _first_jobs(planned: Planned) -> tuple[Job, ...]:
     return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.plan.distinct, planned.filled[0].asked)
 
 
-def plan_of(opened: Opened, model: object, settings: DoctorSettings, target: int, most_compared: int) -> Planned:
+def plan_of(opened: Opened, target: int, most_compared: int) -> Planned:
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply.
 
     - `most_compared`: methods, if none is named.
     """
-    reader, trained, teller, vocabulary = opened.reader, opened.trained, opened.teller, opened.vocabulary
+    reader, trained, teller, settings = opened.reader, opened.trained, opened.teller, opened.settings
     texts = tuple(text for text in opened.texts if len(text.tokens) >= target) or opened.texts
     if _longest(texts) < target or (settings.target is None and target < teller.least(trained)):
         raise _too_short(texts, settings, trained, teller)
@@ -260,7 +232,7 @@ def plan_of(opened: Opened, model: object, settings: DoctorSettings, target: int
         names = [name for name in COMPARED if name in usual or METHODS[name].in_attention]
         names += [name for name in usual if METHODS[name].keeps_own]
     plan = make_plan(reader, design, names or None)
-    engines = _engines(model, opened.source, reader, plan)
+    engines = _engines(opened, plan)
     runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
     if chosen:  # what the engine cannot run is measured only if it is named
         able = [name for name in names if name in plan.distinct and runs[name] and METHODS[name].extends]
@@ -270,33 +242,24 @@ def plan_of(opened: Opened, model: object, settings: DoctorSettings, target: int
     last = len(place)
     order = sorted(plan.positions, key=lambda x: (x != PLAIN, x == CROP, not runs.get(x, True), place.get(x, last)))
     plan = dataclasses.replace(plan, positions={name: plan.positions[name] for name in order})
-    layout = teller.layout(trained, target)
-    places = design.places([len(text.tokens) for text in texts])
-    filled, told = list[Filled](), set[tuple[str, str]]()
-    digests = [fingerprint(text.contents) for text in texts]
-    for text, start in places:
-        of, seed = texts[text], (settings.seed, digests[text], start)
-        body, wording = of.tokens[start : start + target], Wording.of(of.contents)
-        filled.append(teller.fill(layout, body, seed=seed, told=told, wording=wording))
-        told |= {(fact.name, fact.value) for fact in filled[-1].facts}
-    windows = _windows(design, texts, places, filled, vocabulary)
-    return Planned(plan=plan, texts=texts, layout=layout, filled=tuple(filled), windows=windows, engines=engines)
+    layout, told, filled, windows = teller.layout(trained, target), set[tuple[str, str]](), [], []
+    for text, start in design.places([len(text.tokens) for text in texts]):
+        of = texts[text]
+        seed, body = (settings.seed, of.digest, start), of.tokens[start : start + target]
+        filled.append(teller.fill(layout, body, seed=seed, told=told, wording=of.wording))
+        windows.append(_entry(design, of, text, start, filled[-1], opened.vocabulary))
+    return Planned(
+        plan=plan, texts=texts, layout=layout, filled=tuple(filled), windows=tuple(windows), engines=engines
+    )  # fmt: skip
 
 
-def _windows(
-    design: Design, texts: Sequence[Text], places: Sequence[tuple[int, int]], filled: Sequence[Filled],
-    vocabulary: int,
-) -> tuple[Window, ...]:  # fmt: skip
-    """Return the windows' entries in the evidence, with the loss of token frequencies within the trained length."""
-    counts = [np.bincount(np.asarray(text.tokens, dtype=np.int64), minlength=vocabulary) for text in texts]
-    windows = []
-    for one, (text, start) in zip(filled, places, strict=True):
-        own = np.asarray(texts[text].tokens[start : start + design.target], dtype=np.int64)
-        outside, within = counts[text] - np.bincount(own, minlength=vocabulary), slice(1, design.trained_length)
-        loss = frequency_loss(outside, one.ids[within][one.counted[within]], vocabulary)
-        counted = tuple(int(one.counted[first:end].sum()) for first, end in design.blocks)
-        windows.append(Window(text=text, start=start, facts=one.facts, counted=counted, frequencies=loss))
-    return tuple(windows)
+def _entry(design: Design, text: Text, number: int, start: int, filled: Filled, vocabulary: int) -> Window:
+    """Return a window's entry in the evidence, with the loss of token frequencies within the trained length."""
+    outside, within = [*text.tokens[:start], *text.tokens[start + design.target :]], slice(1, design.trained_length)
+    counts = np.bincount(np.asarray(outside, dtype=np.int64), minlength=vocabulary)
+    loss = frequency_loss(counts, filled.ids[within][filled.counted[within]], vocabulary)
+    counted = tuple(int(filled.counted[first:end].sum()) for first, end in design.blocks)
+    return Window(text=number, start=start, facts=filled.facts, counted=counted, frequencies=loss)
 
 
 def frequency_loss(outside: np.ndarray, ids: np.ndarray, vocab_size: int) -> float:
@@ -337,36 +300,22 @@ def _too_short(texts: Sequence[Text], settings: DoctorSettings, trained: int, te
     )
 
 
-def _short_text(chosen: Planned, texts: Sequence[Text]) -> str | None:
+def _short_text(chosen: Planned, texts: Sequence[Text]) -> list[str]:
     """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
     far, windows = chosen.layout.far, chosen.plan.design.windows
     if not far or far * windows >= 6 * GROUP:
-        return None
+        return []
     needed = -(-6 * GROUP // far)
-    return (
+    return [
         f"The text holds {counted(windows, 'window')} with {far * windows} far facts, too few for most answers; "
         f"{counted(needed, 'window')} need about {_characters(texts, needed * chosen.layout.target):,} characters."
-    )
+    ]
 
 
 def _characters(texts: Sequence[Text], tokens: int) -> int:
     """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
     characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
     return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
-
-
-def _too_long(
-    model: object, settings: DoctorSettings, kept: Sequence[str], minutes: float, needed: float, target: int
-) -> RopeError:
-    """Return the error of a first answer that exceeds the minutes, with the command that fits."""
-    enough = math.ceil(needed / 60)
-    command = doctor_command(model, settings, kept=kept, minutes=float(enough))
-    fewer = " Fewer --methods or a shorter --target take less." if settings.target or settings.methods else ""
-    return RopeError(
-        "doctor: the first answer takes longer than --minutes allows.",
-        facts={"minutes": minutes, "needed": duration(needed), "target": target},
-        cure=f"Run: {command}.{fewer}",
-    )
 
 
 def _teller(
@@ -377,15 +326,14 @@ def _teller(
     A kind serves if the unchanged model finds more of its facts in short windows than chance explains.
     """
     longest, most = max(texts, key=lambda text: len(text.tokens)), min(TRIED, trained)
-    text, wordings = longest.tokens, [Wording.of(text.contents) for text in (longest, *texts)]
     best, errors = None, list[RopeError]()
     for kind in KINDS.values():
         try:
-            teller = Teller(kind, tokenizer.encode, tokenizer.decode, wordings)
+            teller = Teller(kind, tokenizer.encode, tokenizer.decode, [text.wording for text in (longest, *texts)])
         except RopeError as error:
             errors.append(error)
             continue
-        found = _found_nearby(reader, teller, text, most, settings.seed)
+        found = _found_nearby(reader, teller, longest.tokens, most, settings.seed)
         serves = found.exceeds_chance(LEVEL)
         known = best is not None and best[0].asked > 0
         if best is None or not known or (serves and not best[0].exceeds_chance(LEVEL)) or found.low > best[0].high:
@@ -395,7 +343,7 @@ def _teller(
     if best is None:
         raise errors[0]
     if not best[0].asked:
-        if len(text) < most:
+        if len(longest.tokens) < most:
             raise _too_short(texts, settings, trained, best[1])
         raise RopeError(
             "doctor: the trained length is too short for four facts.",
@@ -411,32 +359,31 @@ def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int
     None is asked if a window has no room for four.
     """
     length, groups = min(most, len(text)), list[list[int]]()
-    count = GROUP * min(4, int(0.3 * (length - FIRST - teller.question) / teller.size) // GROUP)
-    layout = Layout(length, length, length - teller.question, 0, count, teller.size)
+    asked_at = length - teller.question
+    count = GROUP * min(4, int(0.3 * (asked_at - FIRST) / teller.size) // GROUP)
+    layout = Layout(length, asked_at, teller.size, 0, ((FIRST, asked_at - teller.size, count),))
     windows = min(4, -(-ASKED // count)) if count >= GROUP else 0
     found = Found.of(groups, confidence=LOOK_CONFIDENCE)
     for start in dict.fromkeys(np.linspace(0, len(text) - length, windows).astype(int).tolist()):
-        filled, rows = teller.fill(layout, text[start : start + length], seed=(seed,)), list[list[float]]()
-        asking = {layout.asked_at: lambda prefix, rows=rows, filled=filled: rows.extend(prefix.ask(filled.questions))}
-        reader.window_losses(torch.from_numpy(filled.ids), asking=asking)
-        groups += groups_of(filled.facts, dict(enumerate(rows)))
+        window = teller.fill(layout, text[start : start + length], seed=(seed,))
+        groups += groups_of(window.facts, dict(enumerate(answers_of(reader, window))))
         found = Found.of(groups, confidence=LOOK_CONFIDENCE)
         if found.asked >= ASKED // 2 and found.share >= CLEAR:
             break
     return found
 
 
-def _engines(model: object, opened: Checkpoint, reader: Reader, work: Plan) -> dict[str, tuple[str, ...]]:
+def _engines(opened: Opened, plan: Plan) -> dict[str, tuple[str, ...]]:
     """Return the engines that can run each method of a plan."""
-    design, reach = work.design, Reach(work.design.trained_length, work.design.target)
+    trained, reach = plan.design.trained_length, Reach(plan.design.trained_length, plan.design.target)
     try:
-        if isinstance(model, str | Path):
-            source = Served.open(model, design.trained_length, opened)
+        if isinstance(opened.model, str | Path):
+            source = Served.open(opened.model, trained, opened.source)
         else:
-            source = Served.of(reader.model.config.to_dict(), design.trained_length)
+            source = Served.of(opened.reader.model.config.to_dict(), trained)
     except RopeError:  # ropewalk's own folders
-        return dict.fromkeys(work.methods, ())
-    plans = {name: [serving_plan(source, engine, name, reach) for engine in ENGINES] for name in work.methods}
+        return dict.fromkeys(plan.positions, ())
+    plans = {name: [serving_plan(source, engine, name, reach) for engine in ENGINES] for name in plan.positions}
     return {name: tuple(one.engine for one in of if isinstance(one, ServingPlan)) for name, of in plans.items()}
 
 
@@ -453,14 +400,14 @@ def _texts(built_in: bool, settings: DoctorSettings, reader: Reader) -> tuple[Te
     """
     assert reader.tokenizer is not None
     tokens = (settings.target or 4 * (settings.trained_length or reader.trained_length or 0)) * MOST_WINDOWS
-    most = min(2**30, max(LEAST_BYTES, 16 * tokens))
-    if settings.text is None and not built_in:
-        return Text.encode(default_texts(), reader.tokenizer)
-    text, named = settings.text, list[tuple[str, str]]()
+    most, text = min(2**30, max(LEAST_BYTES, 16 * tokens)), settings.text
+    if text is None:
+        return Text.encode([read_text(None)] if built_in else default_texts(), reader.tokenizer)
+    named = list[tuple[str, str]]()
     given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]
     for one in given:
         pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
-        named += [one] if pair else read_texts([one], most) if one is not None else [read_text(None)]
+        named += [one] if pair else read_texts([one], most)
     return Text.encode(named, reader.tokenizer)
 
 
@@ -490,15 +437,3 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, 
     dtype, reason = chosen_dtype(settings.dtype, str(device))
     reader = open_reader(model, name=source.name, dtype=dtype, device=device, device_map=settings.device_map)
     return source, reader, reason
-
-
-def state_folder(state: str | Path | None, key: str) -> Path:
-    """Return the folder of a run's ledgers. Raises `RopeError` if it is a file."""
-    folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
-    if folder.exists() and not folder.is_dir():
-        raise RopeError(
-            "doctor: `state` must be a folder, but it is a file.",
-            facts={"state": str(folder)},
-            cure="Pass a new folder: --state DIR.",
-        )
-    return folder

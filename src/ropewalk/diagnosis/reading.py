@@ -7,17 +7,16 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ropewalk.checkpoints.reader import CHUNK, Advance, Losses, Reader
+from ropewalk.checkpoints.reader import Advance, Losses, Reader
 from ropewalk.diagnosis.evidence import WindowReading
-from ropewalk.diagnosis.facts import GROUP, Filled, Layout
+from ropewalk.diagnosis.facts import GROUP, Filled
 from ropewalk.diagnosis.plan import CROP, PLAIN, Design, Job, Plan, Work
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
@@ -105,8 +104,17 @@ def at_once(
         torch.set_num_threads(cores)  # a worker's setting is also the default of later threads
 
 
+def answers_of(reader: Reader, window: Filled, *, advance: Advance | None = None) -> list[list[float]]:
+    """Return the log-probabilities of the choices of a window's questions, asked at its end; no losses."""
+    rows: list[list[float]] = []
+    asking = {window.asked_at: lambda prefix: rows.extend(prefix.ask(window.questions))}
+    ids = torch.from_numpy(window.ids)
+    reader.window_losses(ids, first=len(ids) - 1, advance=advance, asking=asking)
+    return rows
+
+
 def read_job(
-    reader: Reader, plan: Plan, layout: Layout, window: Filled, job: Job, levels: dict[int, float], advance: Advance
+    reader: Reader, plan: Plan, window: Filled, job: Job, levels: dict[int, float], advance: Advance
 ) -> dict[str, Any]:
     """Read the window of a job under its method, and return the result for the ledger.
 
@@ -118,27 +126,27 @@ def read_job(
     if job.method == CROP:
         reading = _read_cropped(variant, window, plan.design, job.window, advance)
     else:
-        reading = _read(variant, window, plan.design, layout, job, levels, advance)
+        reading = _read(variant, window, plan.design, job, levels, advance)
     return dataclasses.asdict(dataclasses.replace(reading, seconds=round(time.perf_counter() - started, 3)))
 
 
 def _read(
-    reader: Reader, window: Filled, design: Design, layout: Layout, job: Job, levels: dict[int, float], advance: Advance
+    reader: Reader, window: Filled, design: Design, job: Job, levels: dict[int, float], advance: Advance
 ) -> WindowReading:
     """Read a window under a method, and ask for its facts at the end."""
     answers: list[list[float]] = []
     control: dict[int, tuple[float, ...]] = {}
     trained, plain = design.trained_length, job.method == PLAIN
-    control_at = trained - (layout.target - layout.asked_at)
+    control_at = trained - (design.target - window.asked_at)
+    early = control_facts(window, control_at) if plain and design.extends else []
 
     def ask(prefix: Any) -> None:
         answers.extend(prefix.ask(window.questions))
         advance(window.asked)
 
     def ask_early(prefix: Any) -> None:
-        numbers = control_facts(window, control_at)
-        rows = prefix.ask([window.questions[number] for number in numbers])
-        control.update({number: _rounded(row) for number, row in zip(numbers, rows, strict=True)})
+        rows = prefix.ask([window.questions[number] for number in early])
+        control.update(zip(early, map(_rounded, rows), strict=True))
 
     def broken(losses: Losses) -> bool:
         """Return whether the loss has risen so far that no interval is needed; `losses` begin with token 1."""
@@ -152,12 +160,9 @@ def _read(
         recent = _mean(losses, window, start, read) if read - start >= RECENT // 2 else within
         return max(within, recent) > min(within, levels.get(job.window, within)) + BROKEN
 
-    asking = {layout.asked_at: ask}
-    if plain and design.extends and control_facts(window, control_at):
-        asking[control_at] = ask_early
     losses = reader.window_losses(
-        torch.from_numpy(window.ids), chunk=CHUNK, advance=advance, asking=asking,
-        until=broken if design.extends else None,
+        torch.from_numpy(window.ids), advance=advance, until=broken if design.extends else None,
+        asking={window.asked_at: ask, **({control_at: ask_early} if early else {})},
     )  # fmt: skip
     _check_finite(losses, job.method)
     whole = np.full(design.target, np.nan)
@@ -177,7 +182,7 @@ def _read_cropped(reader: Reader, window: Filled, design: Design, number: int, a
     for first, end in design.crop_steps(number):
         start = end - design.trained_length
         ids = torch.from_numpy(window.ids[start:end])
-        losses = reader.window_losses(ids, first=first - start, chunk=CHUNK, advance=advance)
+        losses = reader.window_losses(ids, first=first - start, advance=advance)
         _check_finite(losses, CROP)
         whole[first:end] = losses
     return WindowReading(loss=_by_block(whole, window, design))
@@ -236,19 +241,18 @@ class Pace:
         return (IN_ATTENTION if METHODS[job.method].in_attention else 1.0) * seconds
 
 
-def try_out(reader: Reader, input_ids: Tensor, *, workers: int = 1, clock: Clock = time.perf_counter) -> Pace:
+def try_out(reader: Reader, ids: Any, *, workers: int = 1, clock: Clock = time.perf_counter) -> Pace:
     """Time one pass over the beginning of a text on one worker's share of the cores, after a short one.
 
     The time of a pair over that of a token comes from the model's size: with L layers of width d, a token costs
     24 L d^2 operations and a pair 4 L d, and there are about 12 L d^2 parameters.
     """
-    cores = torch.get_num_threads()
+    cores, ids = torch.get_num_threads(), torch.from_numpy(ids[:TRIAL])
     try:
         torch.set_num_threads(max(1, cores // workers))
-        reader.window_losses(input_ids[:64], chunk=CHUNK)
-        ids = input_ids[:TRIAL]
+        reader.window_losses(ids[:64])
         began = clock()
-        reader.window_losses(ids, chunk=CHUNK)
+        reader.window_losses(ids)
         spent = max(clock() - began, 1e-6)
     finally:
         torch.set_num_threads(cores)
@@ -258,15 +262,11 @@ def try_out(reader: Reader, input_ids: Tensor, *, workers: int = 1, clock: Clock
     return Pace(per_token, ratio * per_token)
 
 
-def seconds_at_once(jobs: Iterable[float], workers: int) -> float:
-    """Return the seconds until all jobs are done, if the first free worker takes the next job.
-
-    >>> seconds_at_once([3.0, 1.0, 1.0, 2.0], 2)
-    4.0
-    """
-    free = [0.0] * max(1, workers)
-    for seconds in jobs:
-        free[free.index(min(free))] += seconds
+def seconds_at_once(reader: Reader, target: int, jobs: Sequence[Job], each: Callable[[Job], float]) -> float:
+    """Return the seconds until all jobs are done, if the first free worker takes the next job; `each`: of one job."""
+    free = [0.0] * fitting_workers(reader, target, len(jobs))
+    for job in jobs:
+        free[free.index(min(free))] += each(job)
     return max(free)
 
 

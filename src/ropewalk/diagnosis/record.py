@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 from ropewalk.atomic_io import read_json
 from ropewalk.audit.audit import Audit, answer
 from ropewalk.diagnosis.evidence import Evidence, Standing, Window, WindowReading, choice
-from ropewalk.diagnosis.facts import Found
-from ropewalk.diagnosis.plan import CROP, PLAIN
+from ropewalk.diagnosis.plan import CROP, PLAIN, runs_in
 from ropewalk.diagnosis.rules import WORDS, Action, fault, works
 from ropewalk.records import FORMAT, checked, document, restored
 from ropewalk.serving.engines import ENGINES
 from ropewalk.statistics import counted, plus_minus
 
-HEADS = ("method", "result", "finds beyond", "near", "extra loss", "cost", "runs in")
 BEYOND = ("result", "finds beyond", "extra loss")  # only if the target exceeds the trained length
 
 
@@ -100,17 +98,6 @@ class LookBack:
     headline: str
 
 
-@dataclasses.dataclass(frozen=True)
-class MethodRow:
-    """A row of the table of methods: the method, and its cells by the head of the column; the first has the names."""
-
-    method: str
-    cells: Mapping[str, str]
-
-
-Kept = TypeVar("Kept", bound="Measurement")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Measurement:
     """What all records of the doctor contain. Lengths are in tokens.
@@ -138,11 +125,11 @@ class Measurement:
         return document(self, path, format=FORMAT, **self.HEAD)
 
     @classmethod
-    def from_json(cls: type[Kept], content: Mapping[str, Any]) -> Kept:
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Return the record that `to_json` wrote. Raises `RopeError` for anything else."""
         with checked(content):
             names = {field.name for field in dataclasses.fields(cls)}
-            made: Kept = restored(cls, {name: value for name, value in content.items() if name in names})
+            made: Self = restored(cls, {name: value for name, value in content.items() if name in names})
             made._parts()  # raises for missing numbers, and for lists that do not fit together
             return made
 
@@ -179,10 +166,15 @@ class Diagnosis(Measurement):
     scaling: Mapping[str, Any] | None = None
 
     @property
+    def remarks(self) -> list[str]:
+        """Return the sentences about the run."""
+        return [*([] if self.scaling is None else [str(self.scaling["sentence"])]), *self.notes]
+
+    @property
     def following(self) -> list[str]:
-        """Return the lines that follow the answer: notes, what to run next, and the answer beside."""
+        """Return the lines that follow the answer: remarks, what to run next, and the answer beside."""
         verdict = self.verdict
-        lines = [*([] if self.scaling is None else [str(self.scaling["sentence"])]), *self.notes, *verdict.steps]
+        lines = [*self.remarks, *verdict.steps]
         if (beside := verdict.beside) is not None:
             place = "Python" if beside.engine == "python" else "engines"
             lines += [f"\nIn {place}: {beside.sentence}", *beside.steps]
@@ -239,26 +231,36 @@ class Diagnosis(Measurement):
 
     def result(self, method: str) -> str:
         """Return a method's result in few words: whether it is the answer, and else why not."""
-        verdict, engine = self.verdict, self.verdict.engine
+        verdict = self.verdict
         if method == (PLAIN if verdict.action == "keep" else verdict.method):
             return "chosen"
         if method in verdict.equal:
             return "as good"
-        if engine not in (None, "python", *self.methods[method].engines):
-            return f"not in {engine}"
+        if not runs_in(verdict.engine, self.methods[method].engines):
+            return f"not in {verdict.engine}"
         return fault(self.evidence, method)[0] or {"extend": "finds less", "keep": "not needed"}.get(verdict.action, "")
 
-    def rows(self) -> list[MethodRow]:
-        """Return the rows of the table of methods, in the order of `ranked`."""
-        rows = []
+    def rows(self) -> dict[str, dict[str, str]]:
+        """Return the table of methods, in the order of `ranked`: by method, its cells by the head of the column."""
+        rows, within = {}, () if self.target > self.trained_length else BEYOND
         for one in self.ranked:
-            loss = "not measured" if one.loss is None else plus_minus(one.loss.value, one.loss.interval, 2)
-            cost = "" if one.cost is None else plus_minus(one.cost.value, None, 2)
-            values = [self.labels[one.method], self.result(one.method), _of(one.beyond), _of(one.near), loss, cost]
-            cells = dict(zip(HEADS, [*values, _runs_in(self.methods[one.method].engines)], strict=True))
-            within = () if self.target > self.trained_length else BEYOND
-            rows.append(MethodRow(one.method, {head: cell for head, cell in cells.items() if head not in within}))
+            engines = self.methods[one.method].engines
+            runs = ", ".join(engines) or "Python"
+            if len(engines) > 2:
+                runs = "engines" if len(engines) == len(ENGINES) else f"{len(engines)} engines"
+            cells = {
+                "method": self.labels[one.method], "result": self.result(one.method),
+                "finds beyond": str(one.beyond or ""), "near": str(one.near or ""),
+                "extra loss": plus_minus(one.loss.value, one.loss.interval, 2) if one.loss else "not measured",
+                "cost": plus_minus(one.cost.value, None, 2) if one.cost else "", "runs in": runs,
+            }  # fmt: skip
+            rows[one.method] = {head: cell for head, cell in cells.items() if head not in within}
         return rows
+
+    def grid(self) -> list[list[str]]:
+        """Return the heads and the rows of the table of methods."""
+        rows = self.rows()
+        return [[*rows[PLAIN]], *([*cells.values()] for cells in rows.values())]
 
     def terms(self) -> str:
         """Return what the table's words mean, with the limits, and what was read."""
@@ -281,10 +283,7 @@ class Diagnosis(Measurement):
 
     def table(self) -> str:
         """Return the ranked table of methods as text."""
-        rows = [[*self.rows()[0].cells], *([*row.cells.values()] for row in self.rows())]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        return "\n".join(aligned(self.grid(), str.ljust))
 
     def __str__(self) -> str:
         return "\n".join([self.table(), "", f"{self.name}: {self.verdict.sentence}", *self.following])
@@ -297,12 +296,7 @@ class Diagnosis(Measurement):
         return f"<pre>{escape(str(self))}</pre>"
 
 
-def _of(count: Found | None) -> str:
-    return "" if count is None else f"{count.found} of {count.asked}"
-
-
-def _runs_in(engines: tuple[str, ...]) -> str:
-    """Return the engines of a row in few words."""
-    if len(engines) > 2:
-        return "engines" if len(engines) == len(ENGINES) else f"{len(engines)} engines"
-    return ", ".join(engines) or "Python"
+def aligned(rows: Sequence[Sequence[str]], justified: Callable[[str, int], str]) -> list[str]:
+    """Return the rows of a table as lines with columns of one width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(justified, row, widths)).rstrip() for row in rows]

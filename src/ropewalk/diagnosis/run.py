@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ropewalk.atomic_io import as_path
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.reader import Advance, Reader
 from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import Filled, Layout, Teller
-from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text
+from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, runs_in
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
-from ropewalk.ledger import Ledger
+from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL
 from ropewalk.models.decoder import Decoder
@@ -32,6 +36,7 @@ from ropewalk.shell import shell_command
 from ropewalk.statistics import counted
 from ropewalk.version import __version__
 
+TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
 SAFETY = 1.1  # of an estimate of time
 MANY = 4  # methods: the best of as many is measured in a fresh window
 
@@ -53,42 +58,21 @@ def doctor_command(
     other = dataclasses.replace(settings, **changes)
     if other == settings and not resume:
         return None
-    given = [
-        (field, getattr(other, field.name))
-        for field in dataclasses.fields(other)
-        if field.name not in ("state", "resume") and other.changes(field.name)
-    ]
-    given_texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
-    if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in given_texts):
+    names = [field.name for field in dataclasses.fields(other) if field.name not in ("state", "resume")]
+    given = {name: getattr(other, name) for name in names if other.changes(name)}
+    texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
+    if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in texts):
         live = "(model, tokenizer)" if isinstance(model, tuple) else "model"
         call = [repr(str(model)) if isinstance(model, str | Path) else live]
-        call += [f"{field.name}={'text' if field.name == 'text' else repr(value)}" for field, value in given]
-        return f"rw.doctor({', '.join([*call, *(['resume=True'] if resume else [])])})"
+        call += [f"{name}={'text' if name == 'text' else repr(value)}" for name, value in given.items()]
+        return f"rw.doctor({', '.join([*call, *['resume=True'] * resume])})"
     words: list[str | Path] = ["ropewalk", "doctor", Path(model)]
-    for field, value in given:
+    for name, value in given.items():
         several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        for one in [",".join(other.method_names)] if field.name == "methods" else several:
-            words += [f"--{field.name.replace('_', '-')}", f"{one:g}" if isinstance(one, float) else str(one)]
-    words += ["--resume"] if resume else []
-    words += [] if settings.state is None else ["--state", str(settings.state)]
+        for one in [",".join(other.method_names)] if name == "methods" else several:
+            words += [f"--{name.replace('_', '-')}", f"{one:g}" if isinstance(one, float) else str(one)]
+    words += [*["--resume"] * resume, *([] if settings.state is None else ["--state", str(settings.state)])]
     return shell_command(*words, *kept)
-
-
-def runs_in(engine: str | None, engines: Sequence[str]) -> bool:
-    """Return whether an engine is among those that run a method; Python, which None includes, runs all."""
-    return engine in (None, "python", *engines)
-
-
-def environment_of(reader: Reader, digest: str, dtype_choice: str | None, seconds: float) -> dict[str, Any]:
-    """Return the versions, the machine and the model's settings, for a record."""
-    return {
-        "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
-        "machine": platform.machine(), "device": str(reader.device), "threads": torch.get_num_threads(),
-        "parameters": reader.parameters, "library": reader.library,
-        "dtype": str(reader.dtype).removeprefix("torch."),
-        **({"dtype_choice": dtype_choice} if dtype_choice else {}),
-        "model_digest": digest, "seconds": round(seconds, 1),
-    }  # fmt: skip
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -104,8 +88,13 @@ class RunInterrupted(KeyboardInterrupt):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit."""
+    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit.
 
+    - `model`: as given, a path, a name or an object. `scaling`: as in the record.
+    """
+
+    model: object
+    settings: DoctorSettings
     source: Checkpoint
     reader: Reader
     dtype_choice: str | None
@@ -115,6 +104,53 @@ class Opened:
     vocabulary: int
     teller: Teller
     minutes: float
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a short hash of the weights."""
+        return self.reader.digest()
+
+    @property
+    def targets(self) -> list[int]:
+        """Return the targets to try, the longest first: the given one, or those with facts and enough text."""
+        longest, least = max(len(text.tokens) for text in self.texts), self.teller.least(self.trained)
+        fitting = [round(times * self.trained) for times in TIMES if least <= times * self.trained <= longest]
+        return [self.settings.target] if self.settings.target else fitting or [max(self.trained, longest)]
+
+    def ledger(self, kind: str, windows: Iterable[Filled], *parts: object) -> tuple[Ledger, int]:
+        """Return the ledger of a measurement, and how many results were saved before; `parts` are what they depend on.
+
+        Raises `RopeError` if `state` is a file.
+        """
+        ids = [one.ids.tobytes() for one in windows]
+        key, state = (
+            fingerprint(torch.__version__, self.digest, self.teller.kind.name, ids, *parts),
+            self.settings.state,
+        )
+        folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
+        if folder.exists() and not folder.is_dir():
+            raise RopeError(
+                "doctor: `state` must be a folder, but it is a file.",
+                facts={"state": str(folder)},
+                cure="Pass a new folder: --state DIR.",
+            )
+        made = Ledger(folder / kind, kind=kind, key=key)
+        return made, made.resume() if self.settings.resume else made.begin()
+
+    def environment(self, seconds: float) -> dict[str, Any]:
+        """Return the versions, the machine and the model's settings, for a record."""
+        reader, choice_of_dtype = self.reader, {"dtype_choice": self.dtype_choice} if self.dtype_choice else {}
+        return {
+            "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
+            "machine": platform.machine(), "device": str(reader.device), "threads": torch.get_num_threads(),
+            "parameters": reader.parameters, "library": reader.library,
+            "dtype": str(reader.dtype).removeprefix("torch."), **choice_of_dtype,
+            "model_digest": self.digest, "seconds": round(seconds, 1),
+        }  # fmt: skip
+
+    def command(self, *, kept: Sequence[str] = (), **changes: Any) -> str | None:
+        """Return the command of another run with these changes, as `doctor_command`."""
+        return doctor_command(self.model, self.settings, kept=kept, **changes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,15 +173,11 @@ class Planned:
 class DoctorRun(Planned):
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
-    - `model`: as given, a path, a name or an object. `digest`: of its weights. `inspection`: as in the record.
-    - `resumed`: results saved before. `pace`: of the model. `notes`: sentences for the user.
+    - `inspection`: as in the record. `resumed`: results saved before. `pace`: of the model. `notes`: for the user.
     - `kept`: words to repeat in the next command. `record`: the file into which the diagnosis will be written, or None.
     """
 
     opened: Opened
-    settings: DoctorSettings
-    digest: str
-    model: object
     inspection: Mapping[str, Any]
     ledger: Ledger
     resumed: int = 0
@@ -155,6 +187,11 @@ class DoctorRun(Planned):
     clock: Clock = time.perf_counter
     kept: tuple[str, ...] = ()
     record: Path | None = None
+
+    @property
+    def settings(self) -> DoctorSettings:
+        """Return the settings of the run."""
+        return self.opened.settings
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -177,36 +214,32 @@ class DoctorRun(Planned):
             return self._measure(display)
 
     def _measure(self, display: Progress) -> Diagnosis:
-        for line in self.notes:
+        resumed = [f"Resumed: {counted(self.resumed, 'result')} saved before."] if self.resumed else []
+        for line in (*self.notes, *resumed):
             say(display, line)
-        if self.resumed:
-            say(display, f"Resumed: {counted(self.resumed, 'result')} saved before.")
-        alive, looks = list(self.plan.distinct), list[LookBack]()
-        stopped: str | None = None
+        alive, looks, stopped = list(self.plan.distinct), list[LookBack](), None
         self._announce(display, alive)
         try:
-            count = self.looks[0]
-            while True:
+            for count, longer in itertools.zip_longest(self.looks, self.looks[1:]):
                 if not self._read(count, alive, display, needed=not looks):
                     stopped = "minutes"
                     say(display, f"Out of time after {counted(looks[-1].windows, 'window')}: {looks[-1].headline}")
                     break
                 evidence, decision, look = self._look(count)
                 looks.append(look)
-                longer = next((one for one in self.looks if one > count), None)
-                done = decision.action in ("unfit", "cut") or decision.settled or longer is None
+                done = longer is None or decision.settled or decision.action in ("unfit", "cut")
                 if not done:
                     alive = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence, name)]
-                    stopped = None if self._fits(longer or count, alive) else "minutes"
+                    stopped = None if self._fits(longer, alive) else "minutes"
                 done = done or stopped is not None
-                said = f"After {counted(look.windows, 'window')}: {look.headline}"
-                say(display, said if done else f"{said} More windows follow.")
+                more = "" if done else " More windows follow."
+                say(display, f"After {counted(look.windows, 'window')}: {look.headline}{more}")
                 if done:
                     break
-                count = longer or count
-            if decision.method is not None and len(methods_of(evidence)) >= MANY and count < self.plan.design.windows:
-                say(display, f"A fresh window for {decision.method}, the best of {len(methods_of(evidence))}.")
-                self._read(count + 1, [decision.method], display, needed=False)
+            many, read = len(methods_of(evidence)), looks[-1].windows
+            if decision.method is not None and many >= MANY and read < self.plan.design.windows:
+                say(display, f"A fresh window for {decision.method}, the best of {many}.")
+                self._read(read + 1, [decision.method], display, needed=False)
         except KeyboardInterrupt as stop:
             diagnosis = self.diagnosis(looks, "Ctrl-C") if looks else None
             raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), diagnosis) from stop
@@ -214,17 +247,16 @@ class DoctorRun(Planned):
 
     def _announce(self, display: Progress, alive: Sequence[str]) -> None:
         """Print the estimated time of the first answer."""
-        jobs = self.due(1, alive)
+        target, jobs = self.plan.design.target, self.due(1, alive)
         if not jobs:
             say(display, "All results are already saved.")
             return
-        design, many = self.plan.design, self.looks[-1]
-        workers = fitting_workers(self.opened.reader, design.target, len(jobs))
-        seconds = seconds_at_once([self.pace.of_job(job) for job in jobs], workers)
+        seconds = seconds_at_once(self.opened.reader, target, jobs, self.pace.of_job)
         say(
             display,
-            f"The first answer takes about {duration(seconds)}: one window of {design.target:,} tokens under "
-            f"{', '.join(alive)}. The run ends when the answer is settled, after at most {counted(many, 'window')}.",
+            f"The first answer takes about {duration(seconds)}: one window of {target:,} tokens under "
+            f"{', '.join(alive)}. The run ends when the answer is settled, after at most "
+            f"{counted(self.looks[-1], 'window')}.",
         )
 
     def _seconds_left(self) -> float:
@@ -232,9 +264,8 @@ class DoctorRun(Planned):
 
     def _enough(self, count: int, methods: Sequence[str]) -> float:
         """Return whole minutes that suffice for the first windows, with what the run has taken so far."""
-        seconds = [self._seconds_of(job) for job in self.due(count, methods)]
         spent = self.clock() - self.began
-        return float(math.ceil((SAFETY * sum(seconds) + spent) / 60) + 1)
+        return float(math.ceil((SAFETY * sum(map(self._seconds_of, self.due(count, methods))) + spent) / 60) + 1)
 
     def _seconds_of(self, job: Job) -> float:
         """Return the seconds of a job: the mean of its method's windows so far, else by the pace."""
@@ -244,10 +275,8 @@ class DoctorRun(Planned):
 
     def _fits(self, count: int, methods: Sequence[str]) -> bool:
         """Return whether the due windows of these methods fit into the time."""
-        due = self.due(count, methods)
-        workers = fitting_workers(self.opened.reader, self.plan.design.target, len(due))
-        time_needed = SAFETY * seconds_at_once([self._seconds_of(job) for job in due], workers)
-        return time_needed <= self._seconds_left()
+        due, target = self.due(count, methods), self.plan.design.target
+        return SAFETY * seconds_at_once(self.opened.reader, target, due, self._seconds_of) <= self._seconds_left()
 
     def _read(self, count: int, methods: Sequence[str], display: Progress, *, needed: bool) -> bool:
         """Read the due windows of these methods; return whether all are read.
@@ -261,7 +290,7 @@ class DoctorRun(Planned):
 
         def measure(job: Job, advance: Advance) -> None:
             window = self.filled[job.window]
-            self.ledger.add(job.key, read_job(self.opened.reader, self.plan, self.layout, window, job, levels, advance))
+            self.ledger.add(job.key, read_job(self.opened.reader, self.plan, window, job, levels, advance))
 
         at_once(first, measure, workers=workers, progress=display,
                 until=lambda: not needed and self._seconds_left() <= 0)  # fmt: skip
@@ -269,17 +298,10 @@ class DoctorRun(Planned):
 
     def _readings(self, count: int) -> dict[str, tuple[WindowReading, ...]]:
         """Return the readings of the first windows, by method; each has those before its first missing one."""
-        by_method: dict[str, tuple[WindowReading, ...]] = {}
-        for name in self.plan.distinct:
-            readings = []
-            for window in range(count):
-                key = self.plan.key(name, window)
-                if key not in self.ledger:
-                    break
-                readings.append(restored(WindowReading, self.ledger[key]))
-            if readings:
-                by_method[name] = tuple(readings)
-        return by_method
+        keys = {name: [self.plan.key(name, window) for window in range(count)] for name in self.plan.distinct}
+        read = {name: itertools.takewhile(self.ledger.__contains__, of) for name, of in keys.items()}
+        found = {name: tuple(restored(WindowReading, self.ledger[key]) for key in of) for name, of in read.items()}
+        return {name: of for name, of in found.items() if of}
 
     def _look(self, count: int) -> tuple[Evidence, Decision, LookBack]:
         """Return the evidence after the first windows, the decision, and the look."""
@@ -305,13 +327,10 @@ class DoctorRun(Planned):
         design, count = self.plan.design, looks[-1].windows
         evidence, decision, look = self._look(count)
         readings = self._readings(count)
-        environment = environment_of(
-            self.opened.reader, self.digest, self.opened.dtype_choice, self.clock() - self.began
-        )
         same = self.plan.same_as
         methods = {
             name: MethodForm(config=self.plan.configs[name], same_as=same.get(name), engines=self.engines[name])
-            for name in self.plan.methods if same.get(name, name) in readings
+            for name in self.plan.positions if same.get(name, name) in readings
         }  # fmt: skip
         return Diagnosis(
             name=self.opened.reader.name, trained_length=design.trained_length, target=design.target, seed=design.seed,
@@ -319,7 +338,8 @@ class DoctorRun(Planned):
             windows=self.windows[:count], readings=readings,
             methods=methods, evidence=evidence,
             verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks),
-            inspection=self.inspection, scaling=self.opened.scaling, environment=environment, notes=self.notes,
+            inspection=self.inspection, scaling=self.opened.scaling,
+            environment=self.opened.environment(self.clock() - self.began), notes=self.notes,
         )  # fmt: skip
 
     def _verdict(self, evidence: Evidence, decision: Decision, look: LookBack, stopped: str | None) -> Verdict:
@@ -370,7 +390,7 @@ class DoctorRun(Planned):
             lines = self._command(decision.method, decision.length, "python")
             python = None if lines == command else lines
             if config is not None and decision.length is not None:
-                config = self._shortened(config, decision.length)
+                config = shortened(config, decision.length)
         shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
         return Verdict(
             **shared, headline=headline(decision, design.trained_length), engine=engine, config=config, command=command,
@@ -382,48 +402,47 @@ class DoctorRun(Planned):
     def _command(self, method: str, length: int | None, engine: str | None, record: Path | None = None) -> str:
         """Return the shell command, or the lines of Python, that set a method."""
         design = self.plan.design
-        if not isinstance(self.model, str | Path):
+        if not isinstance(self.opened.model, str | Path):
             lines, stated = ["import ropewalk as rw"], f"target={design.target}, trained_length={design.trained_length}"
-            if isinstance(self.model, Decoder):  # its copy in transformers can be attached
+            if isinstance(self.opened.model, Decoder):  # its copy in transformers can be attached
                 place = "ropewalk.checkpoints.opening"
                 lines += [f"from {place} import as_transformers", "model, tokenizer = as_transformers(model)"]
             return "\n".join([*lines, f"rw.attach(model, {method!r}, {stated})"])
         given = self.settings.trained_length is not None or self.opened.scaling is not None
         return setting_command(
-            engine, self.model, method, target=design.target, record=record, length=length,
+            engine, self.opened.model, method, target=design.target, record=record, length=length,
             trained_length=design.trained_length if given else None,
         )  # fmt: skip
 
-    def _shortened(self, config: dict[str, Any], length: int) -> dict[str, Any]:
-        """Return a config's keys with a smaller `max_position_embeddings`, wherever that stands."""
-        return {
-            key: self._shortened(value, length) if isinstance(value, dict) and key != "rope_parameters"
-            else min(length, value) if key == "max_position_embeddings" else value
-            for key, value in config.items()
-        }  # fmt: skip
-
     def _next(self, count: int, stopped: str | None) -> tuple[str | None, str | None]:
         """Return the command that would decide, or None, and a sentence."""
+        again = partial(self.opened.command, kept=self.kept, resume=True)
         if stopped is not None:
             further = next((look for look in self.looks if look > count), self.looks[-1])
             minutes = max(self._enough(further, self.plan.distinct), (self.settings.minutes or CPU_MINUTES) + 1)
-            return self._command_of(minutes=minutes, resume=True), f"About {minutes:g} minutes in all may decide."
+            return again(minutes=minutes), f"About {minutes:g} minutes in all may decide."
         planned = self.plan.design.windows
         if self.looks[-1] < planned:
-            return self._command_of(windows=None, resume=True), "More windows of the same text may decide."
+            return again(windows=None), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
             return self._others()
         characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.texts) / planned / 1000)
         return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."
 
-    def _command_of(self, **changes: Any) -> str | None:
-        """Return the command of another run with these changes."""
-        return doctor_command(self.model, self.settings, kept=self.kept, **changes)
-
     def _others(self) -> tuple[str | None, str]:
         """Return the command that measures every method, or None, and a sentence."""
-        design, named = self.plan.design, bool(self.settings.method_names)
+        design = self.plan.design
         every = chosen_methods([ALL], self.plan.own, Reach(design.trained_length, design.target))
         if set(every) <= set(self.plan.positions):
             return None, "Every method was measured; other texts may decide."
-        return None if named else self._command_of(methods=ALL), "Other --methods may work."
+        named = bool(self.settings.method_names)
+        return None if named else self.opened.command(kept=self.kept, methods=ALL), "Other --methods may work."
+
+
+def shortened(config: dict[str, Any], length: int) -> dict[str, Any]:
+    """Return a config's keys with a smaller `max_position_embeddings`, wherever that stands."""
+    return {
+        key: shortened(value, length) if isinstance(value, dict) and key != "rope_parameters"
+        else min(length, value) if key == "max_position_embeddings" else value
+        for key, value in config.items()
+    }  # fmt: skip

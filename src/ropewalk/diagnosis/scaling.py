@@ -6,6 +6,7 @@ is lower under the frequencies of the training.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import METHODS, Reach, settled, settled_by_length, unsettled
@@ -22,31 +24,22 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.statistics import mean_and_interval, signed
 
 WINDOWS, LONGEST = 8, 1024  # 16,384 tokens for the two readings together
-SCALED, UNSCALED = "as-is", "plain"
+READ, KIND = ("as-is", "plain"), "reading"  # the methods with the scaling and without it; of the ledger
 MEASURED = "measured within the original length"
 
 
 def settle_reading(
-    reader: Reader,
-    tokens: Sequence[Sequence[int]],
-    *,
-    trained_length: int | None,
-    seed: int,
-    folder: Path | None,
-    progress: Progress,
+    reader: Reader, tokens: Sequence[Sequence[int]], settings: DoctorSettings, progress: Progress
 ) -> tuple[Reader, dict[str, Any] | None]:
     """Return the reader with its scaling settled, and the measurement if one was needed.
 
-    **Arguments:**
-    - `tokens`: of each text; windows are drawn from all of them by `seed`.
-    - `trained_length`: the user's trained length in tokens. If it exceeds the length before the scaling, the model was
-      trained with the scaling, else without it.
-    - `folder`: contains the ledger of the results, named by its fingerprint, from which a stopped measurement resumes;
-      None: the user's cache.
+    - `tokens`: of each text; windows are drawn from all of them.
 
-    **Raises:** `RopeError` if the texts are too short for two windows of 16 tokens.
+    If the stated trained length exceeds the length before the scaling, the model was trained with the scaling, else
+    without it. Results are saved, so that a stopped measurement resumes. Raises `RopeError` if the texts are too short
+    for two windows of 16 tokens.
     """
-    reader = reader.under(settled_by_length(reader.positions, trained_length))
+    reader = reader.under(settled_by_length(reader.positions, settings.trained_length))
     rope = unsettled(reader.positions)
     if rope is None:
         return reader, None
@@ -61,21 +54,20 @@ def settle_reading(
             cure="Give a longer --text, or pass --trained-length.",
         )
     count = len(tokens) * min(of_each, shortest // length)
-    design = Design(trained_length=length, target=length, windows=count, seed=seed)
+    design = Design(trained_length=length, target=length, windows=count, seed=settings.seed)
     places = design.places(list(map(len, tokens)))
     windows = [torch.tensor(tokens[text][start : start + length]) for text, start in places]
-    reach = Reach(length, length)
-    under = {name: reader.under(METHODS[name].positions(reader.positions, reach)) for name in (SCALED, UNSCALED)}
+    under = {name: reader.under(METHODS[name].positions(reader.positions, Reach(length, length))) for name in READ}
     key = fingerprint(reader.digest(), length, [window.numpy().tobytes() for window in windows])
-    ledger = Ledger((cache_folder("doctor", "reading") if folder is None else folder) / key, kind="reading", key=key)
+    folder = cache_folder("doctor", KIND) if settings.state is None else Path(settings.state) / KIND
+    ledger = Ledger(folder / key, kind=KIND, key=key)
     ledger.resume()
-    jobs = [(name, number) for name in under for number in range(count)]
-    expect(progress, len(jobs) * length)
-    for name, number in jobs:
+    expect(progress, len(READ) * count * length)
+    for name, number in itertools.product(READ, range(count)):
         if f"{name}/{number}" not in ledger:
             losses = under[name].window_losses(windows[number], advance=progress.advance)
             ledger.add(f"{name}/{number}", {"loss": float(losses.mean())})
-    scaled, unscaled = ([ledger[f"{name}/{number}"]["loss"] for number in range(count)] for name in under)
+    scaled, unscaled = ([ledger[f"{name}/{number}"]["loss"] for number in range(count)] for name in READ)
     measured = _conclusion(rope, length, scaled, unscaled)
     return reader.under(settled(reader.positions, bool(measured["with_scaling"]), MEASURED)), measured
 
