@@ -1,4 +1,4 @@
-"""`report`, `explore`, `serve-config` and `extend apply`: files, output, exit status, and refusals before the work."""
+"""`explore`, `serve-config` and `extend apply`: files, output, exit status, and refusals before the work."""
 
 from __future__ import annotations
 
@@ -13,43 +13,6 @@ import pytest
 from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis
 from tests.serving.material import checkpoint
-
-
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The record of one window of `tiny`."""
-    path = tmp_path_factory.mktemp("record") / "record.json"
-    small_diagnosis().to_json(path)
-    return path
-
-
-report = partial(run_command, "report")
-
-
-def test_a_record_becomes_a_report(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page, its record and its figure; from that record the same page again."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert report(record, "--out", first) == 0
-    assert f"Report: {first / 'index.html'}" in capsys.readouterr().out
-    assert {path.name for path in first.iterdir()} == {
-        "index.html",
-        "report.json",
-        "facts.svg",
-        "facts.png",
-        "losses.svg",
-        "losses.png",
-    }
-    assert report(first / "report.json", "--out", second) == 0
-    assert (first / "index.html").read_bytes() == (second / "index.html").read_bytes()
-    assert json.loads((first / "report.json").read_text()) == json.loads(record.read_text())
-
-
-def test_a_folder_where_the_page_should_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Refused before any work."""
-    (tmp_path / "index.html").mkdir()
-    assert report(tmp_path / "absent.json", "--out", tmp_path) == 2
-    assert "the path of the file is a folder" in capsys.readouterr().err
-
 
 explore = partial(run_command, "explore")
 
@@ -118,29 +81,18 @@ def test_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mutually exclusive" in capsys.readouterr().err
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """A small checkpoint."""
-    return checkpoint(tmp_path / "source")
-
-
-extend = partial(run_command, "extend")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("method", "message"),
     [
-        (["apply", "--method", "rerope"], "`rerope` cannot be written"),
-        (["apply", "--method", "crop"], "Pass --method plain"),
-        (["apply", "--method", "nonsense"], "unknown method"),
-        (["apply", "--target", "8"], "needs a target beyond the trained length"),
+        ("rerope", "`rerope` cannot be written"), ("crop", "Pass --method plain"), ("nonsense", "unknown method")
     ],
-)
-def test_bad_input_is_a_message_and_status_2(
-    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+)  # fmt: skip
+def test_a_method_that_no_config_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, message: str
 ) -> None:
-    """Never a traceback, and nothing is written."""
-    assert extend(arguments[0], source, "--out", tmp_path / "out", *arguments[1:]) == 2
+    """A message and status 2, and nothing is written."""
+    source = checkpoint(tmp_path / "source")
+    assert run_command("extend", "apply", source, "--out", tmp_path / "out", "--method", method) == 2
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed

@@ -111,19 +111,6 @@ def test_a_window_with_facts(kind: str) -> None:
     assert len({fact.name for fact in window.facts}) == len({fact.value for fact in window.facts}) == len(window.facts)
 
 
-def test_facts_stand_between_sentences() -> None:
-    _, _, window = told(2000, 8000)
-    text = decode(window.ids.tolist())
-    assert sum(text[fact.start - 1] in ".!?" for fact in window.facts) >= 0.9 * len(window.facts)
-
-
-def test_the_seed_decides() -> None:
-    one, same, other = told(1200, 4000)[2], told(1200, 4000)[2], told(1200, 4000, seed=1)[2]
-    assert (one.ids == same.ids).all()
-    assert one.facts == same.facts
-    assert [fact.value for fact in one.facts] != [fact.value for fact in other.facts]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_pair_returns(kind: str) -> None:
     """Nor may one under another assignment of a group's values, which would make the distribution by chance inexact."""
@@ -240,14 +227,6 @@ def test_facts_are_put_as_the_text_is(language: str, kind: str) -> None:
 )
 def test_other_languages_get_english(text: str, language: str) -> None:
     assert Wording.of(text) == (language, None)
-
-
-def test_facts_known_at_the_trained_length() -> None:
-    _, _, window = told(1500, 3000)
-    known = window.within(1500)
-    assert known
-    assert all(window.facts[number].end <= 1500 for number in known)
-    assert len(known) % GROUP == 0
 
 
 def test_a_tokenizer_that_adds_a_beginning() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from ropewalk.serving.engines import RUNNERS
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from ropewalk.diagnosis.record import Diagnosis
 
@@ -146,7 +148,6 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
     """Print the strip of facts, the table with its terms, the answer, the config's findings, and what to run next."""
     from rich.text import Text
 
-    from ropewalk.cli.tables import stacked
     from ropewalk.diagnosis.page import strip_rows
     from ropewalk.figures.report import strip_text
 
@@ -165,3 +166,36 @@ def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
             console.print(Text(f"{finding['severity']} {finding['code']}: {finding['message']} {finding['cure']}"))
     for one in diagnosis.following:  # as it is, because rich would change tabs in a path
         console.file.write(f"{one}\n")
+
+
+def stacked(console: Console, rows: Mapping[str, Mapping[str, str]], best: str | None = None) -> list[Table]:
+    """Return one table, or several if the columns do not fit into the width of the console.
+
+    `rows`: the cells of each by the heads of their columns, by a key; that of `best` is green. The first column is in
+    every table. Cells of a column that does not fit next to it are folded, so numbers are never cut.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.measure import Measurement as Width
+    from rich.table import Table
+
+    first, *heads = next(iter(rows.values()))
+
+    def table(start: int, end: int) -> Table:
+        made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        made.add_column(first, overflow="fold")
+        for head in heads[start:end]:
+            made.add_column(head, justify="right", overflow="fold")
+        for key, cells in rows.items():
+            shown = [cells[head] for head in (first, *heads[start:end])]
+            made.add_row(*shown, style="bold green" if key == best else None)
+        return made
+
+    unlimited = console.options.update(max_width=10_000)
+    tables, start = [], 0
+    while start < len(heads):
+        end = start + 1
+        while end < len(heads) and Width.get(console, unlimited, table(start, end + 1)).maximum <= console.width:
+            end += 1
+        tables.append(table(start, end))
+        start = end
+    return tables

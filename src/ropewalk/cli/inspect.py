@@ -10,6 +10,8 @@ import typer
 
 from ropewalk.cli.options import path, tokens
 
+_COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
+
 
 def inspect(
     source: Annotated[
@@ -39,12 +41,16 @@ def inspect(
     json_file: Annotated[Path | None, path("Write the results to this file.", "--json")] = None,
 ) -> None:
     """Describe the rope of a config or a command and its known traps, or compare two; runs no model."""
+    from textwrap import wrap
+
+    from rich.text import Text
+
     from ropewalk.atomic_io import check_output, write_output
     from ropewalk.audit.audit import answer, summary
     from ropewalk.audit.compare import compare, open_base
     from ropewalk.audit.sources import audits_of, findings_of, inspection
-    from ropewalk.cli.tables import print_findings
     from ropewalk.errors import RopeError
+    from ropewalk.progress import plain_console
     from ropewalk.serving.started import served_words, started
 
     given = {"--against": against, "--drafter": drafter, "--command": command}
@@ -89,8 +95,16 @@ def inspect(
         }
         document = {"generator": "ropewalk", "models": [each.name for each in models], "same": not findings}
         document |= {"differences": [vars(each) for each in findings]}
-    print_findings(name, rows, findings, none)
-    for line in after:
+    console, wide = plain_console(), max(map(len, rows), default=0) + 4
+    console.print(Text(name, style="bold"))
+    for row, value in rows.items():
+        lines = wrap(value, max(console.width - wide, 20), break_long_words=False, break_on_hyphens=False)
+        console.print(Text(f"  {row.replace('_', ' '):<{wide - 2}}" + f"\n{'':{wide}}".join(lines)), soft_wrap=True)
+    for one in findings:
+        where = f" ({one.layer_type})" if one.layer_type else ""
+        line = Text(f"  {one.severity} {one.code}{where}: ", style=_COLORS[one.severity])
+        console.print(line.append(f"{one.message} {one.cure}", style="default"))
+    for line in [*([] if findings else [f"  {none}"]), *after]:
         typer.echo(line)
     if json_file is not None:
         write_output(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")

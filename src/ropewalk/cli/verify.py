@@ -46,8 +46,7 @@ def verify(
         str | None, typer.Option(help='Expected rope: "plain", "yarn:4", or a JSON block [default: from the config].')
     ] = None,
     up_to: Annotated[
-        int | None,
-        tokens("Longest prompt of the verdict, in tokens [default: the trained length, at most 1k]."),
+        int | None, tokens("Longest prompt of the verdict, in tokens [default: the trained length, at most 1k].")
     ] = None,
     max_tokens: Annotated[int, tokens("Longest prompt to send, in tokens.")] = 4096,
     text: Annotated[Path | None, path("UTF-8 file for prompts [default: a novel].")] = None,
@@ -62,8 +61,7 @@ def verify(
         str | None, typer.Option(help='Spread a large model over devices with transformers, such as "auto".')
     ] = None,
     state: Annotated[
-        Path | None,
-        path("Folder to save our own predictions for the next check [default: the user's cache]."),
+        Path | None, path("Folder to save our own predictions for the next check [default: the user's cache].")
     ] = None,
     json_file: Annotated[Path | None, path("Write all results to this file.", "--json")] = None,
 ) -> None:
@@ -172,32 +170,22 @@ def _cache() -> Path | None:
 
 def print_verification(console: Console, verification: Verification) -> None:
     """Print the verdict, a table of the best hypotheses, and the cost."""
-    from textwrap import fill
-
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
     from rich.text import Text
 
-    from ropewalk.cli.tables import stacked
-
     console.print(Text(f"{verification.model} in {verification.engine}: {verification.verdict.sentence}", style="bold"))
-    standings = [standing for standing in verification.hypotheses if standing.misfit is not None][:SHOWN]
-    for heads in (
-        (("misfit (nats)", "lean", "prompts"), ("misfit (nats)", "lean")) if standings else ()
-    ):  # as many as fit
-        least = len(heads) == 2
-        width = max(8, console.width - 34) if least else 1000  # of the names next to two columns of numbers
-        rows = {}
-        for one in standings:
-            lean = "" if one.lean is None else f"{one.lean:+.2f} ±{one.lean_half or 0.0:.2f}"
-            values = dict(zip(heads, (f"{one.misfit:.4f}", lean, str(one.questions)), strict=False))
-            rows[one.name] = {"hypothesis": fill(one.name, width), **values}
-        tables = stacked(console, rows)
-        if len(tables) == 1 or least:
-            console.print(tables[0])
-            break
+    table = Table("hypothesis", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for head in ("misfit (nats)", "lean", "prompts"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for one in [one for one in verification.hypotheses if one.misfit is not None][:SHOWN]:
+        lean = "" if one.lean is None else f"{one.lean:+.2f} ±{one.lean_half or 0.0:.2f}"
+        table.add_row(one.name, f"{one.misfit:.4f}", lean, str(one.questions))
+    if table.rows:
+        console.print(table)
     noise = "" if verification.noise is None else f" Its error after a single token is {verification.noise:.4f} nats"
     if noise and verification.residual is not None:
-        noise += (
-            f", in all prompts {verification.residual:.4f}; the same prompt twice, {verification.repeated or 0.0:.4f}"
-        )
+        noise += f", in all prompts {verification.residual:.4f}"
+        noise += f"; the same prompt twice, {verification.repeated or 0.0:.4f}"
     cost = f"{verification.requests} requests, {verification.seconds:.0f} s."
     console.print(Text(f"Tokens: {verification.tokenisation}.{noise}. {cost}"))

@@ -48,21 +48,15 @@ class Mean:
         >>> Mean.of([(np.array([0.1, 0.2, 0.1, 0.2]), np.full(4, 64.0))]).value
         0.15000000000000002
         """
-        values = np.concatenate([values for values, _ in windows]) if windows else np.zeros(0)
-        weights = np.concatenate([weights for _, weights in windows]) if windows else np.zeros(0)
-        if not len(values) or weights.sum() == 0:
+        if not sum(float(weights.sum()) for _, weights in windows):
             return None
-        mean = float(np.average(values, weights=weights))
-        if len(values) < 4:
+        values, weights = (np.concatenate(parts) for parts in zip(*windows, strict=True))
+        mean, count = float(np.average(values, weights=weights)), len(values)
+        if count < 4:
             return cls(mean, None, None)
-        left = (values - mean) * weights
-        squares = float((left**2).sum())
-        neighbours, first = 0.0, 0
-        for of_window, _ in windows:
-            part = left[first : first + len(of_window)]
-            neighbours += float((part[1:] * part[:-1]).sum())
-            first += len(of_window)
-        count = len(values)
+        left = [(values - mean) * weights for values, weights in windows]
+        squares = float((np.concatenate(left) ** 2).sum())
+        neighbours = sum(float((part[1:] * part[:-1]).sum()) for part in left)
         variance = (squares + 2 * max(0.0, neighbours)) / weights.sum() ** 2 * count / (count - 1)
         half = t_quantile(count - 1, confidence=confidence) * math.sqrt(variance)
         return cls(mean, mean - half, mean + half)
@@ -251,88 +245,73 @@ def gather(
     - `windows`: in order; a method has readings of the first ones. `blocks`: of positions. Lengths are in tokens.
     """
     inside = np.array([end <= trained_length for _, end in blocks])
-    counted = [np.array(window.counted, dtype=np.float64) for window in windows]
-    losses = {name: [np.array(one.loss, dtype=np.float64) for one in of] for name, of in readings.items()}  # None: nan
+    counted = np.array([window.counted for window in windows], dtype=np.float64)
+    losses = {name: np.array([one.loss for one in of], dtype=np.float64) for name, of in readings.items()}  # None: nan
+
+    def found(groups: Sequence[Sequence[int]]) -> Found | None:
+        return Found.of(groups, confidence=LOOK_CONFIDENCE) if groups else None
 
     def apart(name: str, other: str, part: npt.NDArray[np.bool_]) -> Mean | None:
-        pairs = []
-        for mine, theirs, tokens in zip(losses[name], losses.get(other, ()), counted, strict=False):
-            both = part & np.isfinite(mine) & np.isfinite(theirs) & (tokens > 0)
-            if both.any():
-                pairs.append(((mine - theirs)[both], tokens[both]))
-        return Mean.of(pairs)
+        pairs = zip(losses[name], losses.get(other, ()), counted, strict=False)
+        used = [
+            (mine - theirs, tokens, part & np.isfinite(mine - theirs) & (tokens > 0)) for mine, theirs, tokens in pairs
+        ]
+        return Mean.of([(values[both], tokens[both]) for values, tokens, both in used if both.any()])
 
     def mean_within(name: str) -> float:
-        parts = [(loss[inside & (tokens > 0)], tokens[inside & (tokens > 0)])
-                 for loss, tokens in zip(losses[name], counted, strict=False)]  # fmt: skip
-        return float(np.average(np.concatenate([a for a, _ in parts]), weights=np.concatenate([b for _, b in parts])))
+        tokens = counted[: len(losses[name])]
+        used = inside & (tokens > 0)
+        return float(np.average(losses[name][used], weights=tokens[used]))
 
     standings, right = {}, dict[str, dict[tuple[int, int], bool]]()
-    control = Found.of(
-        [
-            group
-            for window, one in zip(windows, readings["plain"], strict=False)
-            for group in groups_of(window.facts, one.control)
-        ],
-        confidence=LOOK_CONFIDENCE,
-    )
     for name, of in readings.items():
-        crops = name == "crop"
-        by_part: dict[bool, list[list[int]]] = {True: [], False: []}
-        for window, one in zip(windows, of, strict=False):
-            for far, groups in by_part.items():
-                rows = {number: row for number, row in enumerate(one.answers) if window.facts[number].far == far}
-                groups += groups_of(window.facts, rows)
-        right[name] = {
+        crops, read = name == "crop", [*zip(windows, of, strict=False)]
+        beyond, near = (
+            found([group for window, one in read for group in groups_of(window.facts, {
+                number: row for number, row in enumerate(one.answers) if window.facts[number].far == far
+            })]) for far in (True, False)
+        )  # fmt: skip
+        hits = right[name] = {
             (number, index): choice(row) == window.facts[index].right
-            for number, (window, one) in enumerate(zip(windows, of, strict=False))
+            for number, (window, one) in enumerate(read)
             for index, row in enumerate(one.answers)
         }
-        distances = [target - windows[number].facts[index].start for number, index in right[name]]
-        half = Half.fit(distances, list(right[name].values()), target) if by_part[True] else None
+        facts = [windows[number].facts[index] for number, index in hits]
+        half = None if beyond is None else Half.fit([target - one.start for one in facts], [*hits.values()], target)
         length = min(trained_length, target) if half is None else half.length(trained_length, target)
-        up_to = [hit for ((number, index), hit), away in zip(right[name].items(), distances, strict=True)
-                 if away <= length and windows[number].facts[index].far]  # fmt: skip
+        reached = [hit for one, hit in zip(facts, hits.values(), strict=True)
+                   if one.far and target - one.start <= length]  # fmt: skip
         standings[name] = Standing(
-            method=name,
-            beyond=Found.of(by_part[True], confidence=LOOK_CONFIDENCE) if by_part[True] else None,
-            near=Found.of(by_part[False], confidence=LOOK_CONFIDENCE) if by_part[False] else None,
-            half=half,
-            length=length,
-            reached=(sum(up_to), len(up_to)),
+            method=name, beyond=beyond, near=near, half=half, length=length, reached=(sum(reached), len(reached)),
             loss=None if crops else apart(name, "crop", ~inside),
             cost=None if crops or name == "plain" else apart(name, "plain", inside),
-            within=None if crops else mean_within(name),
-            broken=any(one.stopped is not None for one in of),
-        )
-    many = sum(METHODS[name].extends and not METHODS[name].forgets for name in right)
+            within=None if crops else mean_within(name), broken=any(one.stopped is not None for one in of),
+        )  # fmt: skip
+    control = [
+        group
+        for window, one in zip(windows, readings["plain"], strict=False)
+        for group in groups_of(window.facts, one.control)
+    ]
+    many = max(1, sum(METHODS[name].extends and not METHODS[name].forgets for name in right))
+    pairs = (_more(pair, right, windows, comparisons=many) for pair in itertools.permutations(right, 2))
     return Evidence(
-        windows=len(readings["plain"]),
-        trained=trained_length,
-        target=target,
-        standings=standings,
-        control=control,
+        windows=len(readings["plain"]), trained=trained_length, target=target, standings=standings,
+        control=Found.of(control, confidence=LOOK_CONFIDENCE),
         frequencies=mean_within("plain") - float(np.mean([window.frequencies for window in windows])),
-        rivals=tuple(
-            Rival(pair.value, pair.low, pair.high, one, other)
-            for one, other in itertools.permutations(right, 2)
-            if (pair := _more(right[one], right[other], windows, comparisons=max(1, many))) is not None
-        ),
-    )
+        rivals=tuple(pair for pair in pairs if pair is not None),
+    )  # fmt: skip
 
 
 def _more(
-    one: Mapping[tuple[int, int], bool],
-    other: Mapping[tuple[int, int], bool],
-    windows: Sequence[Window],
-    *,
+    pair: tuple[str, str], right: Mapping[str, Mapping[tuple[int, int], bool]], windows: Sequence[Window], *,
     comparisons: int,
-) -> Mean | None:
-    """Return the share of far facts that one method finds less another's, paired by fact, with its interval.
+) -> Rival | None:  # fmt: skip
+    """Return the share of far facts that the first method finds less the second's, paired by fact, with its interval.
 
     Facts of a group depend on each other, so the interval is of groups. It is corrected for the number of methods that
     are compared (Bonferroni).
     """
+    one, other = right[pair[0]], right[pair[1]]
     common = [key for key in one if key in other and windows[key[0]].facts[key[1]].far]
     if len(common) < 2 * GROUP:
         return None
@@ -342,4 +321,4 @@ def _more(
     spread = math.sqrt(squares / (len(apart) - 1) / len(apart))
     half = t_quantile(len(apart) - 1, comparisons, confidence=LOOK_CONFIDENCE) * spread
     mean = float(apart.mean())
-    return Mean(mean, mean - half, mean + half)
+    return Rival(mean, mean - half, mean + half, *pair)

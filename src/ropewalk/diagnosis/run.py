@@ -227,11 +227,11 @@ class DoctorRun(Planned):
                     break
                 evidence, decision, look = self._look(count)
                 looks.append(look)
-                done = longer is None or decision.settled or decision.action in ("unfit", "cut")
-                if not done:
+                done = decision.settled or decision.action in ("unfit", "cut")
+                if longer is not None and not done:
                     alive = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence, name)]
                     stopped = None if self._fits(longer, alive) else "minutes"
-                done = done or stopped is not None
+                done = done or longer is None or stopped is not None
                 more = "" if done else " More windows follow."
                 say(display, f"After {counted(look.windows, 'window')}: {look.headline}{more}")
                 if done:
