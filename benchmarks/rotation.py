@@ -15,7 +15,7 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,7 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-from records import (  # noqa: E402
-    RESULTS,
-    Record,
-    add_instructions,
-    append,
-    environment,
-    last_run,
-    use_instructions,
-)
+from records import RESULTS, Record, add_instructions, append, environment, last_run, use_instructions  # noqa: E402
 from timing import Call, CudaClock, Timed, cpu_clock, interleave, last_level_cache  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
@@ -67,12 +59,12 @@ class Contender(Timed):
     - `read`: makes the rotated tensors, in the case's layout, of what a call returned; None if nothing is rotated.
     - `interleaved`: its pairing, if it is not the case's.
     - `eps`: the rounding that it is allowed, if it is not ours; see `check`.
-    - `before`: what it does to tensor number n before the rotation, in float64.
+    - `normed`: whether it norms the tensors before the rotation.
     """
 
-    read: Callable[[Any], Tensors] | None = None
+    read: Callable[[Any], Tensors] | None = tuple
     eps: float = 0.0
-    before: Callable[[int, np.ndarray], np.ndarray] | None = None
+    normed: bool = False
     interleaved: bool | None = None
     inverse: bool = False
 
@@ -82,7 +74,7 @@ class Work:
     """A case in `sets` copies, so that a round of all of them exceeds the last-level cache several times.
 
     `inputs[i]` are queries and keys (or only queries) of set i, `outs[i]` memory for the result, shared by all who can
-    write into it; `spare()` returns copies for those who work in place. Tables are float32 `[seq, pairs]`.
+    write into it. Tables are float32 `[seq, pairs]`.
     """
 
     case: Case
@@ -100,13 +92,19 @@ class Work:
         self.outs = [tuple(torch.zeros_like(x) for x in first) for _ in range(self.sets)]
         self.cos, self.sin = self.case.cos_sin(self.device)
 
-    def spare(self) -> list[Tensors]:
-        """Return copies of the inputs."""
-        return [tuple(x.clone() for x in tensors) for tensors in self.inputs]
+    @property
+    def weight(self) -> Tensor:
+        """Return the norms' weight, which is not constant, so that a norm that ignores it fails."""
+        return torch.linspace(0.5, 1.5, self.case.head_dim).to(self.device, self.case.dtype)
 
-    def each(self, make: Callable[[int], Call]) -> list[Call]:
-        """Return `make(i)` for each set."""
-        return [make(i) for i in range(self.sets)]
+    @cached_property
+    def compiled(self) -> Any:
+        """Return transformers' function compiled for the shape that is timed: static shapes, one graph.
+
+        Earlier compiled code is dropped, so that no limit on recompiling is reached.
+        """
+        torch.compiler.reset()
+        return torch.compile(_eager(), dynamic=False, fullgraph=True)
 
 
 def sets_for(size: int, device: str = "cpu") -> int:
@@ -134,7 +132,8 @@ def check(work: Work, contender: Contender) -> None:
     for number, (x, y) in enumerate(zip(work.inputs[0], contender.read(contender.calls[0]()), strict=True)):
         assert (y.shape, y.dtype) == (x.shape, x.dtype), f"{contender.name} returns {y.dtype} {tuple(y.shape)}"
         source = truth.wide(x[:, torch.from_numpy(tokens)])
-        source = source if contender.before is None else contender.before(number, source)
+        if contender.normed:
+            source = truth.rms_norm(source, work.weight.double().cpu().numpy(), NORM_EPS)[0]
         expected, lengths = truth.turn(
             source, np.cos(angle), np.sin(angle), interleaved=interleaved, inverse=contender.inverse
         )
@@ -144,135 +143,100 @@ def check(work: Work, contender: Contender) -> None:
         truth.Allowed(expected, off, x.dtype).check(found, f"{contender.name}, {case.name}, {'qk'[number]}:")
 
 
-# -- our contenders ---------------------------------------------------------------------------------------------------
+# -- contenders: each makes the call on set i -------------------------------------------------------------------------
 
 
-def floors(work: Work, *, clone: bool = False) -> list[Contender]:
-    """Return `y.copy_(x)`, and `x.clone()` with `clone`."""
-
-    def copy(i: int) -> Call:
-        pairs = list(zip(work.outs[i], work.inputs[i], strict=True))
-        return lambda: [out.copy_(x) for out, x in pairs]
-
-    def cloned(i: int) -> Call:
-        return lambda: [x.clone() for x in work.inputs[i]]
-
-    contenders = [Contender(COPY, work.each(copy))]
-    return [*contenders, Contender(CLONE, work.each(cloned))] if clone else contenders
+def _copied(work: Work, i: int) -> Call:
+    pairs = list(zip(work.outs[i], work.inputs[i], strict=True))
+    return lambda: [out.copy_(x) for out, x in pairs]
 
 
-def in_place(work: Work) -> Contender:
-    """Rotate over the input."""
-    spare = work.spare()
-    return Contender(IN_PLACE, work.each(lambda i: lambda: _turn(spare[i], work, inplace=True)), tuple)
+def _cloned(work: Work, i: int) -> Call:
+    return lambda: [x.clone() for x in work.inputs[i]]
 
 
-def new(work: Work) -> Contender:
-    """Rotate into new memory."""
-    return Contender(NEW, work.each(lambda i: lambda: _turn(work.inputs[i], work)), tuple)
+def _in_place(work: Work, i: int) -> Call:
+    spare = [x.clone() for x in work.inputs[i]]
+    return lambda: _turn(spare, work, inplace=True)
 
 
-def given(work: Work, *, other: bool = False) -> Contender:
-    """Rotate into given memory, one call for each tensor; by the `other` pairing."""
-    pairing = work.case.interleaved != other
-
-    def make(i: int) -> Call:
-        todo, cos, sin = list(zip(work.inputs[i], work.outs[i], strict=True)), work.cos, work.sin
-        return lambda: [rw.rotate(x, cos, sin, interleaved=pairing, out=out) for x, out in todo]
-
-    return Contender(INTERLEAVED if other else GIVEN, work.each(make), tuple, interleaved=pairing)
+def _new(work: Work, i: int) -> Call:
+    return lambda: _turn(work.inputs[i], work)
 
 
-def gradients(work: Work) -> list[Contender]:
-    """Return the forward pass under autograd, and the backward pass by itself."""
-    leaves = [tuple(x.clone().requires_grad_() for x in tensors) for tensors in work.inputs]
-    turned = [_turn(tensors, work) for tensors in leaves]
-
-    def backward(i: int) -> Call:
-        return lambda: torch.autograd.grad(turned[i], leaves[i], work.inputs[i], retain_graph=True)
-
-    return [
-        Contender(FORWARD, work.each(lambda i: lambda: _turn(leaves[i], work)), tuple),
-        Contender(BACKWARD, work.each(backward), tuple, inverse=True),
-    ]
+def _given(work: Work, i: int, other: bool = False) -> Call:
+    """One call for each tensor, which writes into given memory; by the `other` pairing."""
+    todo, cos, sin = list(zip(work.inputs[i], work.outs[i], strict=True)), work.cos, work.sin
+    return lambda: [rw.rotate(x, cos, sin, interleaved=work.case.interleaved != other, out=out) for x, out in todo]
 
 
-def _turn(tensors: Tensors, work: Work, *, inplace: bool = False) -> Sequence[Tensor]:
+def _forward(work: Work, i: int) -> Call:
+    leaves = [x.clone().requires_grad_() for x in work.inputs[i]]
+    return lambda: _turn(leaves, work)
+
+
+def _backward(work: Work, i: int) -> Call:
+    leaves = [x.clone().requires_grad_() for x in work.inputs[i]]
+    turned = _turn(leaves, work)
+    return lambda: torch.autograd.grad(turned, leaves, work.inputs[i], retain_graph=True)
+
+
+def _turn(tensors: Sequence[Tensor], work: Work, *, inplace: bool = False) -> Sequence[Tensor]:
     options = {"interleaved": work.case.interleaved, "inplace": inplace}
     if len(tensors) == 2:
         return rw.rotate_qk(*tensors, work.cos, work.sin, **options)
     return (rw.rotate(tensors[0], work.cos, work.sin, **options),)
 
 
-def separate(work: Work) -> Contender:
+def _separate(work: Work, i: int) -> Call:
     """Norm queries, norm keys, then rotate both, as `Attention` does without the fused call."""
-    norms = []
-    for _ in work.inputs[0]:
-        norms.append(RMSNorm(work.case.head_dim, eps=NORM_EPS).to(work.device, work.case.dtype).requires_grad_(False))
-        norms[-1].weight.copy_(_weight(work))
-    q_norm, k_norm = norms
-
-    def make(i: int) -> Call:
-        q, k = work.inputs[i]
-        return lambda: _turn((q_norm(q), k_norm(k)), work)
-
-    return _normed(SEPARATE, work, make)
+    norm, (q, k) = RMSNorm(work.case.head_dim, eps=NORM_EPS).to(work.device, work.case.dtype), work.inputs[i]
+    norm.requires_grad_(False).weight.copy_(work.weight)
+    return lambda: _turn((norm(q), norm(k)), work)
 
 
-def fused(work: Work) -> Contender:
+def _fused(work: Work, i: int) -> Call:
     """Norm and rotate in one pass."""
-    weight = _weight(work)
-
-    def make(i: int) -> Call:
-        (q, k), cos, sin, pairing = work.inputs[i], work.cos, work.sin, work.case.interleaved
-        return lambda: rw.fused.qk_norm_rotate(q, k, weight, weight, cos, sin, eps=NORM_EPS, interleaved=pairing)
-
-    return _normed(FUSED, work, make)
+    (q, k), weight, cos, sin = work.inputs[i], work.weight, work.cos, work.sin
+    pairing = work.case.interleaved
+    return lambda: rw.fused.qk_norm_rotate(q, k, weight, weight, cos, sin, eps=NORM_EPS, interleaved=pairing)
 
 
-def _normed(name: str, work: Work, make: Callable[[int], Call]) -> Contender:
-    weight = _weight(work).double().cpu().numpy()
-    return Contender(name, work.each(make), tuple, eps=NORM_ROUNDINGS,
-                     before=lambda number, x: truth.rms_norm(x, weight, NORM_EPS)[0])  # fmt: skip
-
-
-def _weight(work: Work) -> Tensor:
-    """Return a weight that is not constant, so that a norm which ignores it fails."""
-    return torch.linspace(0.5, 1.5, work.case.head_dim).to(work.device, work.case.dtype)
-
-
-def transformers(work: Work, name: str = "transformers", wrap: Callable[[Any], Any] = lambda made: made) -> Contender:
-    """Call transformers' eager function of Llama; `wrap` may compile it.
-
-    Tables have the dtype of the model, as its rotary embedding makes them.
-    """
+def _eager() -> Any:
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    function = wrap(apply_rotary_pos_emb)
+    return apply_rotary_pos_emb
+
+
+def _transformers(work: Work, i: int, compiled: bool = False) -> Call:
+    """Call transformers' function of Llama. Tables have the dtype of the model, as its rotary embedding makes them."""
+    function = work.compiled if compiled else _eager()
     cos, sin = (torch.cat((table, table), -1)[None].to(work.case.dtype) for table in (work.cos, work.sin))
-
-    def make(i: int) -> Call:
-        q, *rest = (x.transpose(1, 2) for x in work.inputs[i])
-        k = rest[0] if rest else q[:, :0]  # it takes both: keys of no heads cost it next to nothing
-        return lambda: function(q, k, cos, sin)
-
-    def read(returned: Any) -> Tensors:
-        return tuple(x.transpose(1, 2) for x in returned[: len(work.inputs[0])])
-
-    return Contender(name, work.each(make), read, eps=EPS)
+    q, *rest = (x.transpose(1, 2) for x in work.inputs[i])
+    k = rest[0] if rest else q[:, :0]  # it takes both: keys of no heads cost it next to nothing
+    return lambda: function(q, k, cos, sin)
 
 
-def compiled(work: Work) -> Contender:
-    """Compile transformers' function for the shape that is timed: static shapes, one graph.
-
-    Earlier compiled code is dropped, so that no limit on recompiling is reached.
-    """
-    torch.compiler.reset()
-    return transformers(work, "torch.compile", lambda made: torch.compile(made, dynamic=False, fullgraph=True))
+def _read_theirs(returned: Sequence[Tensor]) -> Tensors:
+    return tuple(x.transpose(1, 2) for x in returned if x.shape[1])
 
 
-PEERS: dict[str, Callable[[Work], Contender]] = {"transformers": transformers, "torch.compile": compiled}
-"""The packages that compete with ours: nothing is converted inside a timed call."""
+PEERS = ("transformers", "torch.compile")  # nothing is converted inside a timed call
+MADE: dict[str, tuple[Callable[[Work, int], Call], dict[str, Any]]] = {
+    COPY: (_copied, {"read": None}), CLONE: (_cloned, {"read": None}), IN_PLACE: (_in_place, {}), GIVEN: (_given, {}),
+    NEW: (_new, {}), INTERLEAVED: (partial(_given, other=True), {"interleaved": True}), FORWARD: (_forward, {}),
+    BACKWARD: (_backward, {"inverse": True}), FUSED: (_fused, {"eps": NORM_ROUNDINGS, "normed": True}),
+    SEPARATE: (_separate, {"eps": NORM_ROUNDINGS, "normed": True}),
+    PEERS[0]: (_transformers, {"eps": EPS, "read": _read_theirs}),
+    PEERS[1]: (partial(_transformers, compiled=True), {"eps": EPS, "read": _read_theirs}),
+}  # fmt: skip
+"""What makes the calls of each contender, and its other fields."""
+
+
+def built(name: str, work: Work) -> Contender:
+    """Return a contender of `MADE`."""
+    make, options = MADE[name]
+    return Contender(name, [make(work, i) for i in range(work.sets)], **options)
 
 
 # -- a run ------------------------------------------------------------------------------------------------------------
@@ -300,40 +264,33 @@ PRESETS = {
     "quick": Preset("quick", tokens=64, sweep=(16, 64), heads=8, kv_heads=2, seconds=0.2, judged=False),
     "gpu": Preset("gpu", tokens=8192, sweep=(64, 1024, 8192, 131_072), seconds=3.0, judged=False),
 }
-Builds = dict[str, Callable[[Work], Contender | list[Contender]]]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders that take turns on one case. `kind` is what bounds and the report look for."""
+    """Contenders, by name, that take turns on one case. `kind` is what bounds and the report look for."""
 
     kind: str
     case: Case
-    builds: Builds
+    names: tuple[str, ...]
 
 
 def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | None = None) -> list[Group]:
     """Return every group of a run, the bounds' own first; `peers` names those that take part (None: all)."""
-    theirs: Builds = {name: build for name, build in PEERS.items() if peers is None or name in peers}
+    theirs = tuple(name for name in PEERS if peers is None or name in peers)
     shape = Case(seq=preset.tokens, heads=preset.heads, head_dim=preset.head_dim, dtype=DTYPES[0], interleaved=False)
-    both = replace(shape, kv_heads=preset.kv_heads)
-    eager = {name: theirs[name] for name in ("transformers",) if name in theirs}
-    swept: Builds = {"floors": floors, IN_PLACE: in_place, GIVEN: given, NEW: new}
-    one: Builds = {"floors": lambda work: floors(work, clone=True), IN_PLACE: in_place, GIVEN: given, NEW: new,
-                   INTERLEAVED: partial(given, other=True), "gradients": gradients}  # fmt: skip
-    normed: Builds = {FUSED: fused, SEPARATE: separate}
-    groups = []
+    both, eager = replace(shape, kv_heads=preset.kv_heads), theirs[: theirs.count(PEERS[0])]
+    on_cpu, gradients, groups = device == "cpu", (FORWARD, BACKWARD), []
     for dtype in DTYPES:
-        if device == "cpu":
-            builds = {**one, **(theirs if dtype == torch.bfloat16 else {})}
-            groups.append(Group("one tensor", replace(shape, dtype=dtype), builds))
+        if on_cpu:
+            names = (COPY, CLONE, IN_PLACE, GIVEN, NEW, INTERLEAVED, *gradients)
+            groups.append(Group("one tensor", replace(shape, dtype=dtype),
+                                (*names, *theirs * (dtype == torch.bfloat16))))  # fmt: skip
         decoded = replace(both, seq=1, offset=preset.tokens, dtype=dtype)
-        groups.append(Group("one decoded token", decoded, {NEW: new, **eager}))
-        groups.append(Group("norm and rotation", replace(both, dtype=dtype), normed))
-    if device != "cpu":
-        swept["gradients"] = gradients
-    groups += [Group("sweep", replace(both, seq=seq, dtype=dtype), {**swept, **theirs})
-               for dtype in DTYPES for seq in preset.sweep]  # fmt: skip
+        groups.append(Group("one decoded token", decoded, (NEW, *eager)))
+        groups.append(Group("norm and rotation", replace(both, dtype=dtype), (FUSED, SEPARATE)))
+    swept = (COPY, IN_PLACE, GIVEN, NEW, *gradients * (not on_cpu), *theirs)
+    groups += [Group("sweep", replace(both, seq=seq, dtype=dtype), swept) for dtype in DTYPES for seq in preset.sweep]
     return groups
 
 
@@ -352,25 +309,18 @@ def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
 
     Raises AssertionError if one is wrong.
     """
-    case, work, timed = group.case, Work(group.case, device), list[Contender]()
-    for build in group.builds.values():
-        built = build(work)
-        for contender in built if isinstance(built, list) else [built]:
-            if contender.read is not None:
-                check(work, contender)
-            timed.append(contender)
+    case, work = group.case, Work(group.case, device)
+    timed = [built(name, work) for name in group.names]
+    for one in timed:
+        if one.read is not None:
+            check(work, one)
     clock = cpu_clock if device == "cpu" else CudaClock(device)
     return {
-        "kind": group.kind,
-        "case": case.name,
-        "tokens": case.batch * case.seq,
-        "dtype": str(case.dtype).removeprefix("torch."),
-        "bytes": case.bytes,
-        "sets": work.sets,
-        "seconds": seconds,
+        "kind": group.kind, "case": case.name, "tokens": case.batch * case.seq,
+        "dtype": str(case.dtype).removeprefix("torch."), "bytes": case.bytes, "sets": work.sets, "seconds": seconds,
         "backends": rw.explain_backends(work.inputs[0][0]).splitlines()[1:],
         "microseconds": interleave(timed, seconds=seconds, clock=clock),
-    }
+    }  # fmt: skip
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
@@ -466,7 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--preset", choices=PRESETS, help='default: "default", on a GPU "gpu"')
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
-    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=list(PEERS))
+    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=PEERS)
     parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)

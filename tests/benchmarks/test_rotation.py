@@ -105,24 +105,20 @@ def test_every_bound_is_measured_by_some_group() -> None:
     """Each bound's contender and its rivals are in a group of its kind and dtype."""
     names: dict[tuple[str, str], set[str]] = {}
     for group in rotation.groups_of(TINY):
-        work = Work(group.case, sets=1)
-        built = [build(work) for name, build in group.builds.items() if name not in rotation.PEERS]
-        ours = {one.name for each in built for one in (each if isinstance(each, list) else [each])}
-        dtype = str(group.case.dtype).removeprefix("torch.")
-        names.setdefault((group.kind, dtype), set()).update(ours, set(group.builds) & set(rotation.PEERS))
+        names.setdefault((group.kind, str(group.case.dtype).removeprefix("torch.")), set()).update(group.names)
     for bound in rotation.CPU_BOUNDS:
         assert {bound.contender, *bound.against} <= names[bound.kind, bound.dtype], bound.name
 
 
-def wrong(work: Work) -> Contender:
-    calls = work.each(lambda i: lambda: [rw.rotate(x, work.cos, work.sin, interleaved=True) for x in work.inputs[i]])
-    return Contender("wrong", calls, tuple, eps=4.0)
-
-
-def test_a_wrong_result_ends_the_run() -> None:
+def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is timed."""
+
+    def wrong(work: Work, i: int) -> Call:
+        return lambda: [rw.rotate(x, work.cos, work.sin, interleaved=True) for x in work.inputs[i]]
+
+    monkeypatch.setitem(rotation.MADE, "wrong", (wrong, {"eps": 4.0}))
     with pytest.raises(AssertionError, match="wrong, float32"):
-        rotation.measure(rotation.Group("sweep", CASE, {rotation.NEW: wrong}), seconds=0.0)
+        rotation.measure(rotation.Group("sweep", CASE, ("wrong",)), seconds=0.0)
 
 
 def test_our_contenders_are_what_they_are_named() -> None:
@@ -130,7 +126,8 @@ def test_our_contenders_are_what_they_are_named() -> None:
     work = Work(CASE, sets=2)
     before = [x.clone() for x in work.inputs[1]]
     expected = rw.rotate_qk(*before, work.cos, work.sin, interleaved=False)
-    for contender in (rotation.in_place(work), rotation.given(work), rotation.new(work), *rotation.gradients(work)):
+    for name in (rotation.IN_PLACE, rotation.GIVEN, rotation.NEW, rotation.FORWARD, rotation.BACKWARD):
+        contender = rotation.built(name, work)
         results = contender.read(contender.calls[1]())
         if contender.name == rotation.BACKWARD:
             again = rw.rotate_qk(*results, work.cos, work.sin, interleaved=False)

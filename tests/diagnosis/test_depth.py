@@ -127,13 +127,6 @@ def test_whole_groups_lie_in_one_row(kind: str, target: int, rows: int) -> None:
         assert len({counts[row] for row in range(len(bands))[-rows:]}) == 1
 
 
-def test_a_blind_model_finds_one_in_four() -> None:
-    """In 40 maps of random answers at most 3 % of the cells seem above chance at 1 %, and a quarter is found."""
-    cells = [cell for seed in range(40) for row in blind(seed).cells("plain") for cell in row]
-    assert sum(cell.found for cell in cells) / sum(cell.asked for cell in cells) == pytest.approx(0.25, abs=0.02)
-    assert sum(cell.p <= 0.01 for cell in cells) <= 0.03 * len(cells)
-
-
 def test_tiny_falls_beyond_its_trained_length(found: DepthMap) -> None:
     """plain at three and four times its trained length; dca does not fall to chance."""
     assert found.lengths == (256, 512, 768, 1024)

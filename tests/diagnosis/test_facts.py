@@ -255,15 +255,6 @@ def test_the_distribution_by_chance_is_that_of_all_assignments() -> None:
     assert np.allclose(chance_of(groups), counted / counted.sum())
 
 
-def test_found() -> None:
-    found = Found.of([[0, 1, 2, 3]] * 3 + [[1, 0, 3, 2]], confidence=0.995)
-    assert (found.found, found.asked) == (12, 16)
-    assert found.low < 0.75 < found.high
-    nothing = Found.of([], confidence=0.995)
-    assert (nothing.asked, nothing.low, nothing.high) == (0, 0.0, 1.0)
-    assert not nothing.exceeds_chance(0.5)
-
-
 @pytest.mark.parametrize("habit", ["uniform", "first", "latest", "copies"])
 def test_a_blind_model_exceeds_chance_no_more_often_than_stated(habit: str) -> None:
     """Whatever its habits: it knows the questions and the choices, but not which name has which value."""

@@ -361,13 +361,6 @@ def test_intervals_cover(correlation: float, least: float) -> None:
     assert inside / runs >= least
 
 
-def test_the_variance_is_that_of_the_part_alone() -> None:
-    """A part that breaks down does not widen the interval of the part before."""
-    calm = np.array([0.1, 0.12, 0.08, 0.1, 0.09, 0.11, 0.1, 0.12])
-    found = Mean.of([(calm, np.full(8, 64.0))])
-    assert found.high - found.low < 0.1
-
-
 @pytest.mark.parametrize("windows", [1, 20])
 def test_half_is_recovered(windows: int) -> None:
     """From the same curve: its interval holds it in 9 of 10 runs, and its lower end is below it in as many."""
