@@ -180,8 +180,5 @@ def concluded(run: Record, count: int) -> tuple[Decision, Evidence]:
     """Return the decision after the first windows of `essentials`, and the evidence."""
     windows, readings = restored_essentials(run)
     design = Design(trained_length=run["trained_length"], target=run["target"], windows=1)
-    evidence = gather(
-        windows[:count], {name: of[:count] for name, of in readings.items()}, design.blocks,
-        trained_length=design.trained_length, target=design.target,
-    )  # fmt: skip
+    evidence = gather(windows[:count], {name: of[:count] for name, of in readings.items()}, design)
     return decide(evidence), evidence

@@ -38,10 +38,7 @@ def test_the_second_rule_has_the_same_counts_chances_and_means() -> None:
     run = rule_errors.draw(cell, np.random.default_rng(0))
     windows, readings = records.restored_essentials(run)
     design = rule_errors.Design(trained_length=cell.trained, target=cell.target, windows=1)
-    evidence = gather(
-        windows[:2], {name: of[:2] for name, of in readings.items()}, design.blocks,
-        trained_length=cell.trained, target=cell.target,
-    )  # fmt: skip
+    evidence = gather(windows[:2], {name: of[:2] for name, of in readings.items()}, design)
     rule, one = Rule(run, 2), evidence.standings["yarn"]
     assert one.beyond is not None
     assert rule.far_hits("yarn").sum() == one.beyond.found

@@ -10,6 +10,7 @@ import pytest
 
 from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Rival, Standing, Window, WindowReading, gather, groups_of
 from ropewalk.diagnosis.facts import GROUP, Found, PlacedFact
+from ropewalk.diagnosis.plan import Design
 from ropewalk.diagnosis.rules import Decision, decide, fails, fault, floor, headline, reasons, works
 
 TRAINED, TARGET = 1000, 4000
@@ -263,8 +264,8 @@ def test_the_promised_length_is_the_lower_end(half: Half, length: int) -> None:
 
 # --- evidence
 
-TRAINED_EVIDENCE, TARGET_EVIDENCE = 64, 256
-BLOCKS = tuple((start, start + 8) for start in range(0, TARGET_EVIDENCE, 8))
+DESIGN = Design(trained_length=64, target=256, windows=1)
+BLOCKS = DESIGN.blocks  # of 8 tokens
 FAR, NEAR = 16, 8
 
 
@@ -285,16 +286,13 @@ def reading(loss: float, right: list[bool], *, beyond: float = 0.0, control: int
     for number, hit in enumerate(right):
         chosen = (number % GROUP + (0 if hit else 1)) % GROUP
         rows.append(tuple(0.0 if choice == chosen else -5.0 for choice in range(GROUP)))
-    losses = tuple(loss + (beyond if start >= TRAINED_EVIDENCE else 0.0) for start, _ in BLOCKS)
+    losses = tuple(loss + (beyond if start >= DESIGN.trained_length else 0.0) for start, _ in BLOCKS)
     known = {number: rows[number] for number in range(control)}
     return WindowReading(loss=losses, answers=tuple(rows), control=known, seconds=1.0)
 
 
-def collected(readings: dict[str, list[WindowReading]], count: int = 1) -> object:
-    return gather(
-        [window() for _ in range(count)], {name: tuple(of) for name, of in readings.items()}, BLOCKS,
-        trained_length=TRAINED_EVIDENCE, target=TARGET_EVIDENCE,
-    )  # fmt: skip
+def collected(readings: dict[str, list[WindowReading]]) -> Evidence:
+    return gather([window()], readings, DESIGN)
 
 
 def test_gather() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ropewalk.cli.options import path, tokens
+from ropewalk.cli.options import path, tokens, write_record
 
 _COLORS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
@@ -45,7 +44,7 @@ def inspect(
 
     from rich.text import Text
 
-    from ropewalk.atomic_io import check_output, write_output
+    from ropewalk.atomic_io import check_output
     from ropewalk.audit.audit import answer, summary
     from ropewalk.audit.compare import compare, open_base
     from ropewalk.audit.sources import audits_of, findings_of, inspection
@@ -106,6 +105,5 @@ def inspect(
         console.print(line.append(f"{one.message} {one.cure}", style="default"))
     for line in [*([] if findings else [f"  {none}"]), *after]:
         typer.echo(line)
-    if json_file is not None:
-        write_output(json_file, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_record(json_file, document)
     raise typer.Exit(int(bool(given) and any(each.severity == "error" for each in findings)))

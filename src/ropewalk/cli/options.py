@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Container, Mapping
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ropewalk.atomic_io import as_path
+from ropewalk.atomic_io import as_path, write_output
 from ropewalk.errors import RopeError
 from ropewalk.shell import shell_command
 from ropewalk.version import __version__
@@ -64,6 +65,12 @@ def read_path(text: str) -> Path:
         return as_path(text, "path")
     except RopeError as error:
         raise typer.BadParameter(f"{error.reason}. {error.cure}") from error
+
+
+def write_record(path: Path | None, document: Mapping[str, Any]) -> None:
+    """Write a document into the file of --json, if there is one."""
+    if path is not None:
+        write_output(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def command_line(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ropewalk.cli.options import MODEL, path, tokens
+from ropewalk.cli.options import MODEL, path, tokens, write_record
 from ropewalk.serving.engines import ENGINES
 
 
@@ -33,7 +32,7 @@ def serve_config(
 
     The weights are not loaded and no engine is started. To check a running server, use `ropewalk verify`.
     """
-    from ropewalk.atomic_io import check_output, write_output
+    from ropewalk.atomic_io import check_output
     from ropewalk.errors import RopeError
     from ropewalk.progress import plain_console
     from ropewalk.serving.serve import serve_config as configure
@@ -56,5 +55,4 @@ def serve_config(
     lines += [f"\nChecked for {engine}: {served.checked}.", *["Known behaviour of this engine:"] * bool(served.caveats)]
     lines += [f"- {caveat.text} ({caveat.evidence})" for caveat in served.caveats]
     plain_console().print("\n".join(lines), soft_wrap=True)
-    if json_file is not None:
-        write_output(json_file, json.dumps(served.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_record(json_file, served.to_json())

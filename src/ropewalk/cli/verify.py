@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ropewalk.cli.options import command_line, path, tokens
+from ropewalk.cli.options import command_line, path, tokens, write_record
 from ropewalk.errors import RopeError
 
 if TYPE_CHECKING:
@@ -72,13 +71,9 @@ def verify(
     by the server, 6 still loading. The variable OPENAI_API_KEY may contain a key.
     --write only writes our predictions to a file; --golden checks engines with this file, without the weights.
     """
-    from ropewalk.atomic_io import check_output, write_output
+    from ropewalk.atomic_io import check_output
     from ropewalk.progress import plain_console, shown
     from ropewalk.verification.golden import Golden, write_golden
-
-    def record(document: dict[str, Any]) -> None:
-        if json_file is not None:
-            write_output(json_file, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     for file in (write, json_file):
         if file is not None:
@@ -104,7 +99,7 @@ def verify(
 
                 verification = run(model, engine, **predicting, **asking)
     except BaseException as error:
-        record(failed(error))  # else the record of an earlier run would be taken for this one's
+        write_record(json_file, failed(error))  # else the record of an earlier run would be taken for this one's
         raise
     if write is not None:
         plain_console().print(_written(written, write, seconds))
@@ -113,7 +108,7 @@ def verify(
     if (needs := verification.verdict.needs_tokens) is not None:
         longer = {"up_to": needs} if golden is None and needs > verification.verdict.up_to else {}
         print(f"Next: {command_line(context, changed=longer | {'max_tokens': max(max_tokens, needs)})}")
-    record(verification.to_json())
+    write_record(json_file, verification.to_json())
     raise typer.Exit(verification.exit_status)
 
 
@@ -128,21 +123,17 @@ def failed(error: BaseException) -> dict[str, Any]:
 
 def check_modes(model: str | None, engine: str | None, golden: Path | None, write: Path | None) -> None:
     """Raise `RopeError` unless the options select one of the three uses."""
-    if write is not None:
-        if model is not None and engine is None and golden is None:
-            return
-        rule = "verify: --write needs a model, and excludes --engine and --golden."
-    elif engine is None:
-        rule = "verify: pass an engine to check as --engine, or a file to write as --write."
-    elif model is None and golden is None:
-        rule = "verify: pass a model, or a file of golden predictions as --golden."
-    else:
-        return
-    raise RopeError(
-        rule,
-        facts={"model": model, "engine": engine, "golden": golden, "write": write},
-        cure="Run ropewalk verify MODEL --engine URL, MODEL --write FILE, or --golden FILE --engine URL.",
-    )
+    rules = {
+        "--write needs a model, and excludes --engine and --golden.": write and (model is None or engine or golden),
+        "pass an engine to check as --engine, or a file to write as --write.": write is None and engine is None,
+        "pass a model, or a file of golden predictions as --golden.": model is None and golden is None,
+    }
+    for rule in (rule for rule, broken in rules.items() if broken):
+        raise RopeError(
+            f"verify: {rule}",
+            facts={"model": model, "engine": engine, "golden": golden, "write": write},
+            cure="Run ropewalk verify MODEL --engine URL, MODEL --write FILE, or --golden FILE --engine URL.",
+        )
 
 
 def _written(golden: Golden, path: Path, seconds: float) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, PlacedFact
+from ropewalk.diagnosis.plan import Design
 from ropewalk.methods import METHODS
 from ropewalk.statistics import t_quantile
 
@@ -233,18 +234,14 @@ class Evidence:
 
 
 def gather(
-    windows: Sequence[Window],
-    readings: Mapping[str, Sequence[WindowReading]],
-    blocks: Sequence[tuple[int, int]],
-    *,
-    trained_length: int,
-    target: int,
-) -> Evidence:
+    windows: Sequence[Window], readings: Mapping[str, Sequence[WindowReading]], design: Design
+) -> Evidence:  # fmt: skip
     """Return the evidence of all readings; plain is among them, and crop if the target exceeds the trained length.
 
-    - `windows`: in order; a method has readings of the first ones. `blocks`: of positions. Lengths are in tokens.
+    - `windows`: in order; a method has readings of the first ones.
     """
-    inside = np.array([end <= trained_length for _, end in blocks])
+    trained, target = design.trained_length, design.target
+    inside = np.array([end <= trained for _, end in design.blocks])
     counted = np.array([window.counted for window in windows], dtype=np.float64)
     losses = {name: np.array([one.loss for one in of], dtype=np.float64) for name, of in readings.items()}  # None: nan
 
@@ -278,7 +275,7 @@ def gather(
         }
         facts = [windows[number].facts[index] for number, index in hits]
         half = None if beyond is None else Half.fit([target - one.start for one in facts], [*hits.values()], target)
-        length = min(trained_length, target) if half is None else half.length(trained_length, target)
+        length = min(trained, target) if half is None else half.length(trained, target)
         reached = [hit for one, hit in zip(facts, hits.values(), strict=True)
                    if one.far and target - one.start <= length]  # fmt: skip
         standings[name] = Standing(
@@ -295,7 +292,7 @@ def gather(
     many = max(1, sum(METHODS[name].extends and not METHODS[name].forgets for name in right))
     pairs = (_more(pair, right, windows, comparisons=many) for pair in itertools.permutations(right, 2))
     return Evidence(
-        windows=len(readings["plain"]), trained=trained_length, target=target, standings=standings,
+        windows=len(readings["plain"]), trained=trained, target=target, standings=standings,
         control=Found.of(control, confidence=LOOK_CONFIDENCE),
         frequencies=mean_within("plain") - float(np.mean([window.frequencies for window in windows])),
         rivals=tuple(pair for pair in pairs if pair is not None),

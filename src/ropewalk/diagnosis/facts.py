@@ -209,13 +209,6 @@ class Filled:
         """Return the tokens of all questions and choices."""
         return sum(len(question) + sum(map(len, choices)) for question, choices in self.questions)
 
-    def within(self, tokens: int) -> list[int]:
-        """Return the numbers of the facts whose whole group lies in the first tokens, far ones only."""
-        last: dict[int, int] = {}
-        for fact in self.facts:
-            last[fact.group] = max(fact.end, last.get(fact.group, 0))
-        return [number for number, fact in enumerate(self.facts) if fact.far and last[fact.group] <= tokens]
-
 
 class _Said:
     """The token ids of a kind of facts in one wording: of what is told and asked about each name, and of each value."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
@@ -17,7 +18,6 @@ from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.values import MOST_SEED, check_whole
 from ropewalk.tokenizer import TextTokenizer
 
 PLAIN, CROP = "plain", "crop"
@@ -65,19 +65,10 @@ class Design:
     windows: int
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_whole("doctor", trained_length=self.trained_length, target=self.target, windows=self.windows)
-        check_whole("doctor", least=0, most=MOST_SEED, seed=self.seed)
-
     @property
     def extends(self) -> bool:
         """Return whether windows are longer than the trained length."""
         return self.target > self.trained_length
-
-    @property
-    def stride(self) -> int:
-        """Return the tokens that crop scores in one fresh window, a quarter of the trained length."""
-        return max(1, self.trained_length // 4)
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
@@ -97,37 +88,29 @@ class Design:
     def crop_steps(self, window: int) -> tuple[tuple[int, int], ...]:
         """Return `[first, end)` of the tokens that crop scores in a window: a sample, spread over the part beyond.
 
+        A step is a quarter of the trained length, which is read in a fresh window.
+
         >>> Design(trained_length=8192, target=16384, windows=2).crop_steps(0)
         ((12288, 14336),)
         """
-        starts = range(self.trained_length, self.target, self.stride)
-        count = min(len(starts), -(-CROP_TOKENS // self.stride))
+        stride = max(1, self.trained_length // 4)
+        starts = range(self.trained_length, self.target, stride)
+        count = min(len(starts), -(-CROP_TOKENS // stride))
         offset = (0.5 + window * _GOLDEN) % 1
         chosen = [starts[int((number + offset) * len(starts) / count)] for number in range(count)]
-        return tuple((start, min(start + self.stride, self.target)) for start in chosen)
+        return tuple((start, min(start + stride, self.target)) for start in chosen)
 
     def places(self, tokens: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Return the text and the first token of each window, in rounds over the texts, in random order in each text.
 
-        - `tokens`: of each text. Windows of a text are disjoint, with random gaps. Shorter texts are left out.
-
-        Raises `RopeError` if the texts are too short for the windows.
+        - `tokens`: of each text, together enough for the windows. Windows of a text are disjoint, with random gaps.
+          Texts shorter than a window are left out.
         """
-        room = [length // self.target for length in tokens]
-        if sum(room) < self.windows:
-            raise RopeError(
-                "doctor: the texts are too short for the windows.",
-                facts={"tokens in each text": list(tokens), "windows": self.windows, "target": self.target},
-                cure="Give a longer --text or more of them, fewer --windows, or a shorter --target.",
-            )
-        counts = [0] * len(tokens)
-        order: list[tuple[int, int]] = []
-        while len(order) < self.windows:
-            for text in [text for text, most in enumerate(room) if counts[text] < most][: self.windows - len(order)]:
-                order.append((text, counts[text]))
-                counts[text] += 1
+        places = [(number, text) for text, length in enumerate(tokens) for number in range(length // self.target)]
+        order = sorted(places)[: self.windows]
+        counts = Counter(text for _, text in order)
         starts = [self._starts(length, counts[text], text) for text, length in enumerate(tokens)]
-        return tuple((text, starts[text][number]) for text, number in order)
+        return tuple((text, starts[text][number]) for number, text in order)
 
     def _starts(self, tokens: int, windows: int, text: int) -> list[int]:
         """Return the first tokens of a text's windows, in random order."""

@@ -189,11 +189,13 @@ def _read_cropped(reader: Reader, window: Filled, design: Design, number: int, a
 
 
 def control_facts(window: Filled, tokens: int) -> list[int]:
-    """Return the facts to ask for after the first tokens: whole groups, at most twelve of them, evenly chosen."""
-    known = window.within(tokens)
-    groups = len(known) // GROUP
-    chosen = dict.fromkeys(np.linspace(0, groups - 1, min(groups, MOST_CONTROLS // GROUP)).astype(int).tolist())
-    return [known[GROUP * group + place] for group in chosen for place in range(GROUP)]
+    """Return the far facts to ask for after the first tokens: whole groups, at most twelve of them, evenly chosen."""
+    starts = range(0, len(window.facts), GROUP)
+    known = [start for start in starts if window.facts[start].far
+             and max(fact.end for fact in window.facts[start : start + GROUP]) <= tokens]  # fmt: skip
+    count = min(len(known), MOST_CONTROLS // GROUP)
+    chosen = dict.fromkeys(np.linspace(0, len(known) - 1, count).astype(int).tolist())
+    return [known[number] + place for number in chosen for place in range(GROUP)]
 
 
 def _rounded(row: Sequence[float]) -> tuple[float, ...]:

@@ -306,9 +306,7 @@ class DoctorRun(Planned):
     def _look(self, count: int) -> tuple[Evidence, Decision, LookBack]:
         """Return the evidence after the first windows, the decision, and the look."""
         readings, design = self._readings(count), self.plan.design
-        evidence = gather(
-            self.windows[:count], readings, design.blocks, trained_length=design.trained_length, target=design.target
-        )  # fmt: skip
+        evidence = gather(self.windows[:count], readings, design)
         decision = self._decide(evidence, self.runs)
         seconds = sum(one.seconds for of in readings.values() for one in of)
         python = decision.method is not None and self.plan.configs[decision.method] is None
