@@ -101,8 +101,8 @@ def inspect(
         console.print(Text(f"  {row.replace('_', ' '):<{wide - 2}}" + f"\n{'':{wide}}".join(lines)), soft_wrap=True)
     for one in findings:
         where = f" ({one.layer_type})" if one.layer_type else ""
-        line = Text(f"  {one.severity} {one.code}{where}: ", style=_COLORS[one.severity])
-        console.print(line.append(f"{one.message} {one.cure}", style="default"))
+        said = Text(f"  {one.severity} {one.code}{where}: ", style=_COLORS[one.severity])
+        console.print(said.append(f"{one.message} {one.cure}", style="default"))
     for line in [*([] if findings else [f"  {none}"]), *after]:
         typer.echo(line)
     write_record(json_file, document)

@@ -272,7 +272,8 @@ def depth_map(
             facts={"minutes": opened.minutes, "needed": duration(needed), "target": target},
             cure=f"Run: {command}.",
         )
-    ledger, saved = opened.ledger(KIND, [one for _, one in windows], MAP_FORMAT, opened.trained, target)
+    depends = opened.trained, target, opened.teller.kind.name
+    ledger, saved = opened.ledger(KIND, MAP_FORMAT, [one for _, one in windows], *depends)
 
     def measure(job: Job, advance: Advance) -> None:
         rows = answers_of(reader.under(plan.positions[job.method]), windows[job.window][1], advance=advance)

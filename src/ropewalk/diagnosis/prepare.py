@@ -199,7 +199,8 @@ def prepare(
     if slow and fast_bfloat16(settings.device):
         notes.append("This machine multiplies bfloat16 faster than float32: --dtype auto takes less time.")
     design = chosen.plan.design
-    ledger, resumed = opened.ledger(KIND, chosen.filled, JOB_FORMAT, design)
+    depends = repr(design), repr(opened.teller.kind.name)
+    ledger, resumed = opened.ledger(KIND, JOB_FORMAT, chosen.filled, *depends)
     audits = audits_of(opened.source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
         plan=chosen.plan, texts=chosen.texts, layout=chosen.layout, filled=chosen.filled, windows=chosen.windows,

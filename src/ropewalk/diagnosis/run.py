@@ -117,16 +117,15 @@ class Opened:
         fitting = [round(times * self.trained) for times in TIMES if least <= times * self.trained <= longest]
         return [self.settings.target] if self.settings.target else fitting or [max(self.trained, longest)]
 
-    def ledger(self, kind: str, windows: Iterable[Filled], *parts: object) -> tuple[Ledger, int]:
-        """Return the ledger of a measurement, and how many results were saved before; `parts` are what they depend on.
+    def ledger(self, kind: str, form: int, windows: Iterable[Filled], *parts: object) -> tuple[Ledger, int]:
+        """Return the ledger of a measurement, and how many results were saved before.
+
+        - `form`: the number of its format. `parts`: what the results depend on, besides model and windows.
 
         Raises `RopeError` if `state` is a file.
         """
-        ids = [one.ids.tobytes() for one in windows]
-        key, state = (
-            fingerprint(torch.__version__, self.digest, self.teller.kind.name, ids, *parts),
-            self.settings.state,
-        )
+        state, ids = self.settings.state, [one.ids.tobytes() for one in windows]
+        key = fingerprint(form, torch.__version__, self.digest, *parts, ids)
         folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
         if folder.exists() and not folder.is_dir():
             raise RopeError(
