@@ -205,17 +205,13 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
     """Ctrl-C in the second window: the answer so far; the same command goes on, to the same numbers."""
     settings = DoctorSettings(**ANSWERED, windows=2, state=tmp_path)
 
-    class Stop:
-        def __init__(self) -> None:
-            self.begun = 0
+    class Stop(SilentProgress):
+        begun = 0
 
         def begin(self, description: str, tokens: int) -> None:
             self.begun += 1
             if self.begun == 5:
                 raise KeyboardInterrupt
-
-        def advance(self, tokens: int) -> None:
-            pass
 
     torch.set_num_threads(1)
     with pytest.raises(RunInterrupted) as stopped:
