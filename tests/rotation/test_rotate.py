@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk import compiled
-from ropewalk.rotation import checks
 
 
 @given(
@@ -112,28 +110,6 @@ def test_tables_are_accepted_by_their_shapes(name, twice):
             call(*doubled, rotary_dim=16)
         call(*once, rotary_dim=16)
         call(*doubled)
-
-
-def test_an_output_beside_its_input_is_apart():
-    """Neighbours in one buffer share no byte; a shift by one element does, and the input itself is no overlap."""
-    memory = torch.zeros(3 * 16)
-    x, before, behind, shifted = (memory[start : start + 16].view(1, 2, 2, 4) for start in (16, 0, 32, 17))
-    assert not checks.overlap(x, before)
-    assert not checks.overlap(x, behind)
-    assert not checks.overlap(x, x)
-    assert checks.overlap(x, shifted)
-    assert checks.overlap(x, x.transpose(1, 2))
-
-
-def test_explain_backends():
-    """The list says which backend runs, and why each other would not."""
-    lines = rw.explain_backends(X).splitlines()
-    assert lines[0] == "float32[2, 5, 8, 64]"
-    assert lines[-1].startswith("reference: ")
-    assert sum(line.endswith(": runs") for line in lines) == 1
-    on_meta = rw.explain_backends(X.to("meta"))
-    assert "triton: `x` is on meta, not on a GPU" in on_meta or "triton: Triton is not installed" in on_meta
-    assert ("cpu: `x` is on meta, not on the CPU" in on_meta) is (compiled.kernels is not None)
 
 
 # --- the complex form

@@ -136,6 +136,7 @@ CASES = [
     Case(heads=1, queries=200, keys=200),
     Case(heads=5, queries=50, keys=50, head_dim=6),
     Case(heads=200, queries=2, keys=9),
+    *(Case(heads=1, queries=260, keys=270, lie=lie) for lie in ("features", "odd")),  # laid out before
     Case(queries=1, keys=1),
     Case(queries=1, keys=130, head_dim=64),
     Case(queries=1, keys=65, batch=3, seen="ragged"),
