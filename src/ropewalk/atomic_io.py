@@ -10,7 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -330,14 +329,6 @@ def _flush(path: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and its contents; it is renamed first, so that a kill leaves no incomplete folder.
-
-    Raises `RopeError` if the folder cannot be removed.
-    """
-    doomed = folder.with_name(f".{folder.name}.old")
-    try:
-        shutil.rmtree(doomed, ignore_errors=True)  # of an earlier kill
-        os.rename(folder, doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise _unwritable("folder", folder, error) from error
+    """Remove a folder and its contents, in one step for who looks; raise `RopeError` if it cannot be removed."""
+    with _staged(folder, "folder") as place:
+        os.rename(folder, place)

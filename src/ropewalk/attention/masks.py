@@ -52,35 +52,8 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
 
 
-class SlotTables:
-    """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
-
-    def __init__(self) -> None:
-        self._held: dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]] = {}
-
-    def of(
-        self,
-        rule: Hashable,
-        seq_len: int | None,
-        total: int,
-        capacity: int,
-        make: Callable[[int], tuple[Tensor, Tensor, float]],
-    ) -> tuple[Tensor, Tensor, float]:
-        """Return cos and sin `[total, pairs]`, and the factor.
-
-        **Arguments:**
-
-        - `rule`, `seq_len`: the inputs of the tables; each rule keeps only the tables of its last length.
-        - `total`: slots to return; `capacity`: slots to build the tables for.
-        - `make`: builds the tables of a number of slots.
-        """
-        length, slots, tables = self._held.get(rule, (None, 0, None))
-        if tables is None or slots < total or length != seq_len:
-            slots = max(total, capacity)
-            tables = make(slots)
-            self._held[rule] = seq_len, slots, tables
-        cos, sin, scale = tables
-        return cos[..., :total, :], sin[..., :total, :], scale
+SlotTables = dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]]
+"""The tables of a cache's slots for each rope of its keys: the length that selects frequencies, slots, tables."""
 
 
 class Stretch(NamedTuple):

@@ -191,22 +191,10 @@ def test_choosing() -> None:
     assert "not on the CPU" in explain_attention(meta, meta, meta)
     assert backends.ATTENTION[-1].name == "reference"
 
-
-def test_transforms_and_subclasses_get_the_mathematics() -> None:
-    """torch.func, a dispatch mode and a subclass."""
-    q, names = torch.zeros(1, 2, 3, 8), []
-
     class Mine(Tensor):
         pass
 
     assert choose_attention(q, q.as_subclass(Mine), q).name == "reference"
-
-    def seen(x: Tensor) -> Tensor:
-        names.append(choose_attention(x, x, x).name)
-        return x
-
-    torch.func.vmap(seen)(q)
-    assert names == ["reference"]
 
 
 # --- kernels that are wrong on purpose

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 import ropewalk as rw
 from ropewalk.rotation.backends.request import Store
 from tests.rotation.backends.calls import Call, Lie
-from tests.rotation.backends.norms import NormCall, check_gradients, check_norm, check_store, norm_calls
+from tests.rotation.backends.norms import NormCall, check_norm, check_store, norm_calls
 from tests.rotation.backends.truth import FORMATS
 
 ANY = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-CHECKS = {"fresh": check_norm, "store": check_store, "gradients": check_gradients}
+CHECKS = {"fresh": check_norm, "store": check_store}
 
 
 @given(norm=norm_calls())
@@ -33,14 +33,6 @@ def test_any_store(norm, kernels):
     check_store(norm, kernels)
 
 
-@given(norm=norm_calls())
-@ANY
-def test_any_gradient(norm, kernels):
-    """The same backward, by gradients that lie anyhow."""
-    if norm.weights is not None:
-        check_gradients(norm, kernels)
-
-
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
@@ -49,6 +41,21 @@ def test_models(dtype, interleaved, check, place):
     whole = Call(dtype, interleaved, "fresh", batch=2, seq=3, heads=16, kv_heads=4, pairs=64)
     for call in (whole, replace(whole, pairs=8, passing=48), replace(whole, layout="bhsd", pairs=32)):
         check(NormCall(call, weights=dtype), place)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_are_those_of_the_definition(dtype, kernels):
+    """Of queries, keys and weights, to the rounding of the dtype; test_autograd.py has them in float64."""
+    x, weight = torch.randn(2, 5, 3, 8, device=kernels.device).to(dtype), torch.rand(8, device=kernels.device) + 0.5
+    angle, grads = torch.rand(5, 3, device=kernels.device), []
+    for backend, kind in ((kernels.backend, dtype), ("reference", torch.float64)):
+        leaves = [t.to(kind).requires_grad_() for t in (x, x[:, :, :1], weight, weight)]
+        turned = rw.fused.qk_norm_rotate(
+            *leaves, angle.cos(), angle.sin(), interleaved=True, rotary_dim=6, backend=backend
+        )
+        grads.append([g.double() for g in torch.autograd.grad(sum(y.square().sum() for y in turned), leaves)])
+    close = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(grads[0], grads[1], rtol=close, atol=20 * close)
 
 
 def test_no_token_is_kept(place):

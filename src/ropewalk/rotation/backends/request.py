@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -105,15 +105,7 @@ class AttentionRequest(NamedTuple):
     softcap: float = 0.0
     sinks: Tensor | None = None
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield queries, keys and values."""
-        for region in self.regions:
-            yield region.q
-            yield region.k
-        yield self.values
 
-
-@runtime_checkable
 class Backend(Protocol):
     """One implementation of rotation. Arguments have been checked; `rotate` documents the tables.
 
@@ -137,7 +129,6 @@ class Backend(Protocol):
         """Norm (if any), then rotate; with `store`, write keys and values there and return its keys."""
 
 
-@runtime_checkable
 class AttentionBackend(Protocol):
     """One implementation of attention by regions.
 
