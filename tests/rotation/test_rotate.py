@@ -85,31 +85,18 @@ def test_bad_input(message, call):
 
 
 @pytest.mark.parametrize("twice", [lambda x: torch.cat([x, x], -1), lambda x: x.repeat_interleave(2, -1)])
-@pytest.mark.parametrize("name", ["rotate", "rotate_qk", "qk_norm_rotate", "rotate_store"])
-def test_tables_are_accepted_by_their_shapes(name, twice):
+def test_tables_are_accepted_by_their_shapes(twice):
     """transformers' tables of a partial rotation are refused if `rotary_dim` says so, whatever was called before.
 
     A table of positions (m, m), which contains each angle twice, is right.
     """
     once = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False)).cos_sin(torch.arange(5))
-    doubled = [twice(table) for table in once]
-    x, weight, buffers = torch.randn(2, 5, 1, 32), torch.ones(32), torch.zeros(2, 2, 1, 8, 32)
-    store = rw.fused.Store(*buffers, x, torch.arange(5)[None])
-
-    def call(cos, sin, rotary_dim=None):
-        arguments = {
-            "rotate": (x, cos, sin), "rotate_qk": (x, x, cos, sin), "rotate_store": (x, x, cos, sin, store),
-            "qk_norm_rotate": (x, x, weight, weight, cos, sin),
-        }[name]  # fmt: skip
-        return getattr(rw if name.startswith("rotate") and name != "rotate_store" else rw.fused, name)(
-            *arguments, interleaved=False, rotary_dim=rotary_dim
-        )
-
+    doubled, x = [twice(table) for table in once], torch.randn(2, 5, 1, 32)
     for _ in range(2):
         with pytest.raises(rw.RopeError, match=r"(?s)each angle twice.*cos\[\.\.\., :8\].*cos\[\.\.\., ::2\]"):
-            call(*doubled, rotary_dim=16)
-        call(*once, rotary_dim=16)
-        call(*doubled)
+            rw.rotate(x, *doubled, interleaved=False, rotary_dim=16)
+        rw.rotate(x, *once, interleaved=False, rotary_dim=16)
+        rw.rotate(x, *doubled, interleaved=False)
 
 
 # --- the complex form

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.compiled import PLAIN
@@ -309,9 +310,10 @@ class TokenLayout:
             resumes = (real.diff(dim=1) > 0) & (numbers.diff(dim=1) == 0) & (slots[:, 1:] > 0)
             if bool(resumes.any()):
                 return None
-        counts = slots.new_zeros(self.batch, self.seq + 1).scatter_add(1, numbers, real).gather(1, numbers)
+        before = F.pad(real.cumsum(1), (1, 0))
+        first, last = (torch.searchsorted(numbers, numbers, right=right) for right in (False, True))
         begin = torch.arange(self.seq, device=self.device) - slots
-        return begin, begin + counts
+        return begin, begin + before.gather(1, last) - before.gather(1, first)
 
     def slots_of_queries(self) -> Tensor:
         """Return each token's slot, int64 `[seq]` or `[batch, seq]`."""

@@ -78,7 +78,8 @@ def _compiled_tables(
     wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
     shape = position_ids.shape if axes is None else position_ids.shape[:-1]
     flat = position_ids.to(wanted).reshape(shape.numel(), 1 if axes is None else position_ids.shape[-1])
-    cos, sin = (fresh(torch.empty(*shape, len(inv_freq), dtype=dtype, device="cpu")) for _ in range(2))
+    cos = fresh(torch.empty(*shape, len(inv_freq), dtype=dtype, device="cpu"))
+    sin = fresh(torch.empty_like(cos))
     kernels.tables(torch.get_num_threads(), flat, tuple(inv_freq), axes, cos, sin)  # type: ignore[union-attr]
     return cos, sin
 

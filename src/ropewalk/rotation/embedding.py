@@ -300,7 +300,7 @@ class RotaryEmbedding(nn.Module):
         self, x: Tensor, position_ids: Tensor, seq_len: int | None, layout: Layout, inverse: bool
     ) -> tuple[Tensor, Tensor, Turn]:
         """Return tables and a `Turn`."""
-        turn = Turn(self.config.interleaved, self.attention_factor_at(seq_len), inverse, layout)
+        turn = Turn(self.config.interleaved, attention_factor_of(self.config, seq_len), inverse, layout)
         exact = getattr(x, "dtype", None) == torch.float64
         return *self._cos_sin(position_ids, seq_len, torch.float64 if exact else torch.float32), turn
 

@@ -49,7 +49,7 @@ def test_gradients_are_those_of_the_definition(dtype, kernels):
     x, weight = torch.randn(2, 5, 3, 8, device=kernels.device).to(dtype), torch.rand(8, device=kernels.device) + 0.5
     angle, grads = torch.rand(5, 3, device=kernels.device), []
     for backend, kind in ((kernels.backend, dtype), ("reference", torch.float64)):
-        leaves = [t.to(kind).requires_grad_() for t in (x, x[:, :, :1], weight, weight)]
+        leaves = [t.to(kind, copy=True).requires_grad_() for t in (x, x[:, :, :1], weight, weight)]
         turned = rw.fused.qk_norm_rotate(
             *leaves, angle.cos(), angle.sin(), interleaved=True, rotary_dim=6, backend=backend
         )
