@@ -58,6 +58,8 @@ BAD = [
     ("3 tokens but `cos` has 5 rows", lambda: rw.rotate(X[:, :, :3], C, C, interleaved=True, layout="bhsd")),
     ("16 pairs, which is not half", lambda: rw.rotate(X, C[:, :16], C[:, :16], interleaved=True)),
     ("16 pairs, which is not half", lambda: rw.rotate(X, C[:, :16], C[:, :16], interleaved=True, rotary_dim=64)),
+    ("20 pairs, which is not half of", lambda: rw.rotate(X[..., :41], C[:, :20], C[:, :20], interleaved=True)),
+    ("20 pairs", lambda: rw.rotate(X[..., :41], C[:, :20], C[:, :20], interleaved=True, rotary_dim=41, inplace=True)),
     ("more than the head has", lambda: rw.rotate(X[..., :32], C, C, interleaved=True, rotary_dim=64)),
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.bfloat16(), C.bfloat16(), interleaved=True)),
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.double(), C, interleaved=True)),

@@ -17,14 +17,13 @@ from torch import Tensor
 from ropewalk.compiled import is_compiling, reasons_for_mathematics
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import as_whole, is_number
-from ropewalk.rotation.backends.request import Turn
+from ropewalk.rotation.backends.request import AXES, Turn
 
 Layout = Literal["bshd", "bhsd", "thd"]
 
 _ROTATABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 _STRIDED = torch.strided
 _TABLES = frozenset((torch.float32, torch.float64))
-_AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens and heads
 
 
 def check_one(
@@ -115,7 +114,7 @@ def check_tables(
     if (
         (interleaved is not True and interleaved is not False)
         or not isinstance(layout, str)
-        or layout not in _AXES
+        or layout not in AXES
         or x.dtype not in _ROTATABLE
         or cos.dtype not in _TABLES
         or sin.dtype != cos.dtype
@@ -129,7 +128,7 @@ def check_tables(
     pairs, head_dim = rows[-1], sizes[-1]
     if 2 * pairs != (head_dim if rotary_dim is None else rotary_dim) or 2 * pairs > head_dim:
         _refuse_pairs(x, cos, interleaved, rotary_dim, name)
-    token_axis, head_axis = _AXES[layout]
+    token_axis, head_axis = AXES[layout]
     tokens, row_axis = sizes[token_axis], 0 if packed or table_dims == 2 else 1
     if rows[row_axis] != tokens:
         raise RopeError(
@@ -168,11 +167,11 @@ def token_count(x: Tensor, name: str, layout: str) -> int:
     """Return the number of tokens of each row of `x`."""
     if not isinstance(x, Tensor) or x.layout is not _STRIDED or x.is_nested:
         refuse_kind_of_tensor(x, name)
-    if not isinstance(layout, str) or layout not in _AXES:
+    if not isinstance(layout, str) or layout not in AXES:
         _refuse_layout(layout)
     if x.ndim != (3 if layout == "thd" else 4):
         _refuse_dims({name: x}, layout)
-    return x.shape[_AXES[layout][0]]
+    return x.shape[AXES[layout][0]]
 
 
 def check_rows(
@@ -185,7 +184,7 @@ def check_rows(
     ids = position_ids.shape
     rows = len(ids) - (2 if axes > 1 else 1)  # the dimension of tokens
     counts = [token_count(x, name, layout) for name, x in xs.items()]
-    heads = [x.shape[_AXES[layout][1]] for x in xs.values()]
+    heads = [x.shape[AXES[layout][1]] for x in xs.values()]
     for tokens, (name, x) in zip(counts, xs.items(), strict=True):
         facts = {name: x, "position_ids": position_ids, "layout": layout}
         if layout == "thd" and rows == 1:
@@ -213,7 +212,7 @@ def check_rows(
 def other_layout(x: Tensor, layout: str, rows: int, name: str) -> str:
     """Return the cure for an `x` with its tokens where `layout` has the heads; "" if they are not there either."""
     swapped = {"bshd": ("bhsd", "batch, heads, seq"), "bhsd": ("bshd", "batch, seq, heads")}.get(layout)
-    if swapped is None or x.shape[_AXES[layout][1]] != rows:
+    if swapped is None or x.shape[AXES[layout][1]] != rows:
         return ""
     return f'If `{name}` is [{swapped[1]}, head_dim], pass layout="{swapped[0]}".'
 
@@ -254,7 +253,7 @@ def _refuse_layout(layout: str) -> NoReturn:
 
 def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
     """Raise the error for an unknown layout or pairing, or for dtypes, shapes and devices that do not fit."""
-    if not isinstance(layout, str) or layout not in _AXES:
+    if not isinstance(layout, str) or layout not in AXES:
         _refuse_layout(layout)
     if not isinstance(interleaved, bool):
         raise RopeError(

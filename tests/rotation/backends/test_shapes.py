@@ -17,26 +17,6 @@ from tests.rotation.backends.truth import FORMATS
 FURTHEST = 10_000_000
 
 
-@pytest.mark.rejects
-@pytest.mark.parametrize("pairs", [20, 21])
-def test_an_odd_head_is_refused(pairs, place):
-    """41 features are no pairs; 40 of them are, if they are named."""
-    check_call(Call(torch.bfloat16, True, "fresh", pairs=20, passing=1), place)
-    x, cos, sin = torch.randn(1, 3, 2, 41), torch.ones(3, pairs), torch.zeros(3, pairs)
-    x, cos, sin = (t.to(place.device) for t in (x, cos, sin))
-    weight = torch.ones(41, device=place.device)
-    options = {"interleaved": False, "backend": place.backend}
-    for call in (
-        lambda: rw.rotate(x, cos, sin, **options),
-        lambda: rw.rotate(x, cos, sin, inplace=True, **options),
-        lambda: rw.rotate_qk(x, x, cos, sin, **options),
-        lambda: rw.fused.qk_norm_rotate(x, x, weight, weight, cos, sin, **options),
-        lambda: rw.rotate(x, cos, sin, rotary_dim=41, **options),
-    ):
-        with pytest.raises(rw.RopeError, match=f"{pairs} pairs, which is not half of"):
-            call()
-
-
 EMPTY = {
     "no tokens": (2, 0, 3, 8), "no sequences": (0, 5, 3, 8), "no heads": (2, 5, 0, 8), "nothing at all": (0, 0, 0, 8),
 }  # fmt: skip

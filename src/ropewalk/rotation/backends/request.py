@@ -7,6 +7,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}
+"""The dimensions of tokens and heads in each layout."""
+
 
 class Turn(NamedTuple):
     """The options of a rotation: pairing, factor, direction and layout.
@@ -155,12 +158,8 @@ class AttentionBackend(Protocol):
 
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
     """Return strides of batch, token, head and feature of a tensor in `layout`, in elements."""
-    strides = x.stride()
-    if layout == "bshd":
-        return strides  # type: ignore[return-value]
-    if layout == "bhsd":
-        return strides[0], strides[2], strides[1], strides[3]
-    return 0, *strides  # type: ignore[return-value]
+    strides, (token, head) = x.stride(), AXES[layout]
+    return 0 if layout == "thd" else strides[0], strides[token], strides[head], strides[-1]
 
 
 def table_strides(table: Tensor, layout: str) -> tuple[int, int, int]:

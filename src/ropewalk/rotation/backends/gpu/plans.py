@@ -17,7 +17,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ropewalk.rotation.backends.gpu.norm import norm_rotate_kernel
 from ropewalk.rotation.backends.gpu.rotation import rotate_kernel
-from ropewalk.rotation.backends.request import Store, Turn, table_strides, token_strides
+from ropewalk.rotation.backends.request import AXES, Store, Turn, table_strides, token_strides
 
 
 class Tile(NamedTuple):
@@ -226,7 +226,7 @@ def _tile(x: Tensor, pairs: int, turn: Turn) -> Tile:
     rows = max(1, 2 * threads * (ACCESS // x.element_size()) // block)
     _, length = _sizes(x, turn.layout)
     _, token, head, _ = token_strides(x, turn.layout)
-    heads, most_tokens = x.shape[2 if turn.layout == "bshd" else 1], _power_of_2(length)
+    heads, most_tokens = x.shape[AXES[turn.layout][1]], _power_of_2(length)
     most = min(rows, _power_of_2(heads))
     if head > token and length > 1:
         most = max(1, min(most, rows // 8))
@@ -245,7 +245,7 @@ def _grid(x: Tensor, tiles: Sequence[Tile], group: int, layout: str) -> int:
 
 def _sizes(x: Tensor, layout: str) -> tuple[int, int]:
     """Return batch and tokens of a tensor; packed tokens are one sequence."""
-    return (1, x.shape[0]) if layout == "thd" else (x.shape[0], x.shape[2 if layout == "bhsd" else 1])
+    return 1 if layout == "thd" else x.shape[0], x.shape[AXES[layout][0]]
 
 
 def _ceil(count: int, size: int) -> int:
