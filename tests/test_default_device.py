@@ -17,14 +17,12 @@ X = torch.randn(2, 5, 4, 16)
 K = torch.randn(2, 5, 2, 16)
 W = torch.ones(16)
 SHORT = {"interleaved": False, "scaling": rw.scaling.DynamicNTK(), "max_position_embeddings": 4}
-LONG = rw.RotaryEmbedding(rw.RopeConfig(16, **SHORT))
 FIRST = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False, max_position_embeddings=256,
     scaling=rw.scaling.LongRoPE([1.0] * 4, [2.0] * 4, 64)))
 AXIAL = rw.RopeConfig(16, interleaved=True, axes=(0, 1) * 4)
 LEARNED = rw.rotation.LearnedFrequencies(AXIAL, num_heads=2)
 COS, SIN = ROPE.cos_sin(IDS)
 PLACES = torch.randint(0, 9, (5, 2))
-LENGTHS = torch.tensor([5, 50])
 SLOTS = torch.arange(5)[None]
 BUFFERS = torch.zeros(2, 2, 2, 8, 16)
 
@@ -62,7 +60,6 @@ CIS = rw.rotation.freqs_cis(COS, SIN)
 CASES = {
     "cos_sin": "ROPE.cos_sin(IDS)",
     "cos_sin in float64": "ROPE.cos_sin(IDS, dtype=torch.float64)",
-    "cos_sin by row": "LONG.cos_sin(IDS.expand(2, 5), seq_len=LENGTHS)",
     "cos_sin of first tokens": "FIRST.cos_sin(IDS, seq_len=99)",
     "cos_sin of axes": "rw.RotaryEmbedding(AXIAL).cos_sin(PLACES)",
     "forward": "ROPE(X, K, position_ids=IDS)",

@@ -13,7 +13,6 @@ import torch
 import ropewalk as rw
 from ropewalk.audit.audit import audit
 from ropewalk.audit.vectors import conformance_vectors
-from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.rotation.backends import explain_attention
 from ropewalk.serving.serve import serve_config
 
@@ -36,9 +35,9 @@ CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("`config`", audit),
     ("load: ", lambda value: rw.load(value or "")),
     ("load: ", lambda value: conformance_vectors(value or "")),
-    ("`windows`", lambda value: rw.doctor("tiny", windows=value)),
-    ("`target`", lambda value: rw.doctor("tiny", target=value)),
-    ("`trained_length`", lambda value: rw.doctor("tiny", trained_length=value)),
+    ("`windows`", lambda value: rw.doctor("tiny", windows=value or 0)),
+    ("`target`", lambda value: rw.doctor("tiny", target=value or 0)),
+    ("`trained_length`", lambda value: rw.doctor("tiny", trained_length=value or 0)),
     ("methods: ", lambda value: rw.doctor("tiny", methods=value or [""])),
     ("device", lambda value: rw.doctor("tiny", device=value)),
     ("dtype", lambda value: rw.doctor("tiny", dtype=value)),
@@ -62,15 +61,8 @@ ROPE, LEARNED = rw.RotaryEmbedding(CONFIG), rw.rotation.LearnedFrequencies(CONFI
 BY_LENGTH = rw.RotaryEmbedding(
     rw.RopeConfig(4, interleaved=False, max_position_embeddings=4, scaling=rw.scaling.DynamicNTK())
 )
-TURN = {
-    "cos": TABLE,
-    "sin": TABLE,
-    "interleaved": False,
-    "rotary_dim": None,
-    "scale": 1.0,
-    "layout": "bshd",
-    "backend": None,
-}
+TURN = {"cos": TABLE, "sin": TABLE, "interleaved": False, "rotary_dim": None, "layout": "bshd", "scale": 1.0}
+TURN |= {"backend": None}
 WINDOW = {"rotary_offset": 0}
 PLACED = {"offset": 0, "seq_len": None, "layout": "bshd", "rotary_offset": 0, "inplace": False}
 STORE = rw.fused.Store(*torch.zeros(2, 1, 1, 8, 4), X, IDS[None])
@@ -84,9 +76,7 @@ ROTATIONS: list[tuple[Callable[..., object], dict[str, Any]]] = [
     (rw.rotate, {"x": X, "inverse": False, "inplace": False, "out": None, **TURN, **WINDOW}),
     (rw.rotate_qk, {"q": X, "k": X.clone(), "inverse": False, "inplace": False, **TURN, **WINDOW}),
     (rw.RotaryEmbedding, {"config": CONFIG}),
-    (rw.RotaryEmbedding, {"config": CONFIG}),
     (ROPE, {"q": X, "k": X.clone(), "position_ids": IDS, **PLACED}),
-    (ROPE, {"q": X, "k": X.clone(), **PLACED}),
     (ROPE.rotate, {"x": X, "position_ids": IDS, "inverse": False, "out": None, "backend": None, **PLACED}),
     (ROPE.shift, {"keys": X, "delta": 1, "layout": "bshd", "rotary_offset": 0, "inplace": False}),
     (ROPE.cos_sin, {"position_ids": IDS, "dtype": torch.float32}),
@@ -150,12 +140,3 @@ def test_attach_needs_a_model_and_a_method() -> None:
             rw.attach(model, value)
         with pytest.raises(rw.RopeError, match="`target`"):
             rw.attach(model, "yarn", target=value)
-
-
-def test_the_doctors_settings_check_their_numbers() -> None:
-    """As an option and in Python."""
-    for name in ("windows", "target", "trained_length"):
-        with pytest.raises(rw.RopeError, match=f"`{name}` must be a whole number from 1"):
-            DoctorSettings(**{name: 0})
-    with pytest.raises(rw.RopeError, match="9,223,372,036,854,775,807"):
-        DoctorSettings(seed=2**63)

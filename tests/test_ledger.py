@@ -13,7 +13,7 @@ import pytest
 
 from ropewalk import ledger as module
 from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger, fingerprint
+from ropewalk.ledger import Ledger
 
 
 def opened(folder: Path, key: str = "abc", *, resume: bool = True) -> Ledger:
@@ -84,12 +84,6 @@ def test_begin_throws_old_results_away(tmp_path) -> None:
     assert json.loads((tmp_path / "l" / "ledger.json").read_text())["key"] == "other"
     (tmp_path / "empty").mkdir()
     assert len(opened(tmp_path / "empty", resume=False)) == 0
-
-
-def test_a_fingerprint_tells_parts_apart() -> None:
-    """Bytes and texts that run together are told from each other."""
-    assert fingerprint(b"ab", b"c") != fingerprint(b"a", b"bc")
-    assert fingerprint("a") != fingerprint("b")
 
 
 def test_a_ledger_at_work_is_not_begun_again(tmp_path) -> None:

@@ -130,14 +130,9 @@ def test_a_line_has_the_tokens_and_the_time_left() -> None:
     assert lines.state() == "doctor: of unknown size: 12,288 of 65,536, about 26 s left"
     lines.advance(53_248)
     assert lines.state() is None
-
-
-def test_a_piece_without_a_stage_has_its_own_time() -> None:
-    """As a library's call that announces no stage."""
-    clock = Clock()
-    lines = LinesProgress("verify", clock=clock)
+    lines = LinesProgress("verify", clock=clock)  # a call that announces no stage
     lines.begin("request 2", 100)
-    clock.now = 3.0
+    clock.now = 9.0
     lines.advance(75)
     assert lines.state() == "verify: request 2: 75 of 100, about 1 s left"
 

@@ -5,19 +5,16 @@ A file that a command writes for the user replaces only an empty file or one of 
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import errno
 import hashlib
 import json
 import os
-import shutil
 import stat
-import tempfile
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from ropewalk.errors import RopeError
@@ -27,7 +24,6 @@ LARGEST = 100_000_000
 
 _WHOLE = "Pass the folder of a whole checkpoint: config.json, weights, tokenizer.json. Fetch a damaged file again."
 _DEEP = "nested too deeply"
-_MASK = threading.Lock()
 _STAGED = ".ropewalk"  # ending of temporary files and folders
 _MARKS = (
     b'"generator": "ropewalk',  # JSON
@@ -154,45 +150,34 @@ def write_output(path: str | Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling that replaces `path` if the block succeeds and is removed otherwise.
+    """Yield a temporary place for a file that replaces `path` if the block succeeds and is removed otherwise.
 
     Replaces the target of a symbolic link, not the link; creates the folder if it is missing. Raises `RopeError` if the
     file cannot be written, for example because the disk is full.
     """
     check_writable(path, new_folder=True)
     path = path.resolve()
-    try:
-        with _staging(path, folder=False) as temporary:
-            yield temporary
-            _flush(temporary)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-    except OSError as error:
-        raise _unwritable("file", path, error) from error
+    with _staged(path, "file") as temporary:
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, path)
 
 
 @contextmanager
-def _staging(path: Path, *, folder: bool) -> Iterator[Path]:
-    """Yield a new temporary sibling of `path`, which is removed at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{path.name}."
-    if folder:
-        made = Path(tempfile.mkdtemp(_STAGED, prefix, path.parent))
-    else:
-        handle, name = tempfile.mkstemp(_STAGED, prefix, path.parent)
-        os.close(handle)
-        made = Path(name)
+def _staged(path: Path, kind: str) -> Iterator[Path]:
+    """Yield a place of the same name in a temporary folder beside `path`; raise `RopeError` if the disk refuses."""
     try:
-        yield made
-    finally:
-        if made.is_dir():
-            shutil.rmtree(made, ignore_errors=True)
-        else:
-            with suppress(OSError):
-                made.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(_STAGED, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder:
+            yield Path(folder) / path.name
+    except Exception as error:
+        # `safetensors` has its own exception for what the system reports, and may be missing here
+        if isinstance(error, OSError) or (type(error).__name__ == "SafetensorError" and "os error" in str(error)):
+            raise _unwritable(kind, path, error) from error
+        raise
 
 
-def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
+def _unwritable(kind: str, path: Path, error: object) -> RopeError:
     return RopeError(
         f"ropewalk: the {kind} cannot be written.",
         facts={kind: str(path), "error": str(error)},
@@ -203,8 +188,7 @@ def _unwritable(kind: str, path: Path, error: Exception) -> RopeError:
 def check_writable(path: Path, *, new_folder: bool = False) -> None:
     """Check that a file can be written to `path`, before any work is done.
 
-    Arguments:
-    - `new_folder`: Allow a folder that does not exist yet, if it can be made.
+    - `new_folder`: allow a folder that does not exist yet, if it can be made.
 
     Raises `RopeError` if the path is a folder, its folder does not exist, or the user may not write to it.
     """
@@ -215,7 +199,6 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
                 facts={"file": str(path)},
                 cure="Pass the path of a file.",
             )
-        device = path.exists() and not path.is_file()
         folder = path.resolve().parent
         while new_folder and not folder.exists():
             folder = folder.parent
@@ -225,22 +208,18 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
                 facts={"path": str(path), "file": str(folder)},
                 cure="Choose a different folder.",
             )
-        if not folder.is_dir():
+        if not folder.exists():
             raise RopeError(
                 "ropewalk: the file's folder does not exist.",
                 facts={"file": str(path), "folder": str(folder)},
                 cure="Make the folder first, or correct the path.",
             )
-        permitted = os.access(path, os.W_OK) if device else os.access(folder, os.W_OK | os.X_OK)
-        error = None if permitted else os.strerror(errno.EACCES)
-    except OSError as failure:  # a folder that may not be entered, a name that is too long
-        error = failure.strerror
-    if error is not None:
-        raise RopeError(
-            "ropewalk: the file cannot be written.",
-            facts={"file": str(path), "error": error},
-            cure="Choose an existing folder with write permission.",
-        )
+        is_device = path.exists() and not path.is_file()
+        permitted = os.access(path, os.W_OK) if is_device else os.access(folder, os.W_OK | os.X_OK)
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        raise _unwritable("file", path, error.strerror) from error
+    if not permitted:
+        raise _unwritable("file", path, os.strerror(errno.EACCES))
 
 
 def may_replace(path: Path) -> bool:
@@ -299,17 +278,9 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _umask() -> int:
-    """Return the process's file mode mask, which mkstemp ignores."""
-    with _MASK:  # a second thread would read the 0 and restore it
-        mask = os.umask(0)
-        os.umask(mask)
-        return mask
-
-
 @contextmanager
 def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
-    """Yield a temporary sibling that replaces `folder` in one step if the block succeeds and is removed otherwise.
+    """Yield a temporary folder that replaces `folder` if the block succeeds and is removed otherwise.
 
     A folder that exists is replaced only if `may_replace` names every file in it. Raises `RopeError` if it contains any
     other file, or if the folder cannot be written, for example because the disk is full.
@@ -328,24 +299,24 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
             facts={"folder": str(folder), "files": foreign[:8]},
             cure="Save into a new folder.",
         )
-    try:
-        with _staging(folder, folder=True) as staging:
-            yield staging
-            for path in staging.rglob("*"):
-                os.chmod(path, (0o777 if path.is_dir() else 0o666) & ~_umask())  # safetensors writes for the owner only
-                _flush(path)
-            _flush(staging)
-            os.chmod(staging, 0o777 & ~_umask())
-            if folder.is_dir():
-                _exchange(staging, folder)
-            else:
-                os.rename(staging, folder)
-            _flush(folder.parent)
-    except Exception as error:
-        # `safetensors` has its own exception for what the system reports, and may be missing here
-        if isinstance(error, OSError) or (type(error).__name__ == "SafetensorError" and "os error" in str(error)):
-            raise _unwritable("folder", folder, error) from error
-        raise
+    with _staged(folder, "folder") as staging:
+        staging.mkdir()
+        yield staging
+        for path in staging.rglob("*"):
+            if path.is_file():
+                path.chmod(staging.stat().st_mode & 0o666)  # safetensors writes for the owner only
+            _flush(path)
+        _flush(staging)
+        old = staging.with_name("old")
+        if folder.is_dir():
+            os.rename(folder, old)
+        try:
+            os.rename(staging, folder)
+        except BaseException:
+            if old.is_dir():
+                os.rename(old, folder)
+            raise
+        _flush(folder.parent)
 
 
 def _flush(path: Path) -> None:
@@ -357,31 +328,7 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders: in one step on Linux, otherwise by two renames; undone if the second fails."""
-    swap_names, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
-    if renameat2 is not None and renameat2(here, os.fsencode(new), here, os.fsencode(old), swap_names) == 0:
-        return
-    aside = new.with_name(new.name + ".old")
-    os.rename(old, aside)
-    try:
-        os.rename(new, old)
-    except BaseException:
-        os.rename(aside, old)
-        raise
-    os.rename(aside, new)
-
-
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and its contents; it is renamed first, so that a kill leaves no incomplete folder.
-
-    Raises `RopeError` if the folder cannot be removed.
-    """
-    doomed = folder.with_name(f".{folder.name}.old")
-    try:
-        shutil.rmtree(doomed, ignore_errors=True)  # of an earlier kill
-        os.rename(folder, doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise _unwritable("folder", folder, error) from error
+    """Remove a folder and its contents, in one step for who looks; raise `RopeError` if it cannot be removed."""
+    with _staged(folder, "folder") as place:
+        os.rename(folder, place)

@@ -73,11 +73,6 @@ def _load() -> tuple[ModuleType | None, str]:
 kernels, why_not = _load()
 
 
-def new_like(x: Tensor) -> Tensor:
-    """Return `torch.empty_like` of a plain CPU tensor, in huge pages if it is large."""
-    return fresh(torch.empty_like(x))
-
-
 def fresh(out: Tensor) -> Tensor:
     """Move the memory of a new CPU tensor to huge pages if it is large; return the tensor."""
     if out.nbytes >= _HUGE and kernels is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,24 +35,12 @@ class RopeError(ValueError):
         super().__init__("\n".join([rule, *lines, cure]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle facts as their descriptions, without the numbers of tensors."""
-        shown = {name: _Shown(describe(value)) for name, value in self.facts.items()}
-        return _rebuilt, (type(self), self.rule, shown, self.cure)
+        """Pickle the message without the facts, which may be large tensors."""
+        return copyreg.__newobj__, (type(self), str(self)), {**self.__dict__, "facts": {}}  # type: ignore[attr-defined]
 
 
 class NoRotation(RopeError):
     """A model whose layers rotate nothing, where a rope is asked for."""
-
-
-class _Shown(str):
-    """A fact that has already been described."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _rebuilt(kind: type[RopeError], rule: str, facts: dict[str, Any], cure: str) -> RopeError:
-    return kind(rule, facts=facts, cure=cure)
 
 
 @contextmanager

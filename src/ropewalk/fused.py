@@ -11,7 +11,7 @@ from ropewalk.rope.values import Float, is_number
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import norm_rotated
 from ropewalk.rotation.backends.request import Norm, Store, Turn
-from ropewalk.rotation.checks import Layout, are_apart, check_both, extents_meet, overlaps_itself
+from ropewalk.rotation.checks import Layout, check_both, overlaps_itself, share_memory
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
 
@@ -158,17 +158,12 @@ def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, in
             facts={"k": k, "store.keys": keys, "store.values": values, "store.fresh": fresh},
             cure="Buffers are [batch, kv_heads, capacity, head_dim]; `fresh` has the shape of `k`, and all its dtype.",
         )
-    if overlaps_itself(keys) or overlaps_itself(values):
+    traced = reasons_for_mathematics(keys) or reasons_for_mathematics(values)
+    if overlaps_itself(keys) or overlaps_itself(values) or (not traced and share_memory(keys, values)):
         raise RopeError(
-            f"{where}: an expanded buffer, or one that overlaps itself, cannot be written.",
-            facts={"strides of keys": keys.stride(), "strides of values": values.stride()},
-            cure="Give every sequence and head its own memory.",
-        )
-    if not (reasons_for_mathematics(keys) or reasons_for_mathematics(values) or are_apart(keys, values)):
-        raise RopeError(
-            f"{where}: the buffers of keys and values share memory, and one would overwrite the other.",
-            facts={"store.keys": keys, "store.values": values},
-            cure="Give each its own tensor, or its own slice of one: torch.zeros(2, *shape).",
+            f"{where}: elements of the buffers share memory, and one would overwrite the other.",
+            facts={"store.keys": keys, "store.values": values, "strides": (keys.stride(), values.stride())},
+            cure="Give keys and values, every sequence and every head their own memory: torch.zeros(2, *shape).",
         )
     capacity = keys.shape[2]
     right = slots.dtype == torch.int64 and slots.ndim == 2 and slots.device == k.device
@@ -186,6 +181,6 @@ def _off_the_buffers(q: Tensor, k: Tensor, store: Store) -> tuple[Tensor, Tensor
     if reasons_for_mathematics(store.keys) or not all(type(x) in PLAIN for x in (q, k, store.values, store.fresh)):
         return q, k, store
     q, k, fresh = (
-        x.clone() if extents_meet(x, store.keys) or extents_meet(x, store.values) else x for x in (q, k, store.fresh)
+        x.clone() if share_memory(x, store.keys) or share_memory(x, store.values) else x for x in (q, k, store.fresh)
     )
     return q, k, store._replace(fresh=fresh)

@@ -81,14 +81,39 @@ class Ledger:
 
         Raises `RopeError` if the folder contains anything else, or if another run is using it.
         """
-        return self._load(fresh=True)
+        if self.folder is not None and self._head():
+            with self.at_work():
+                pass
+            remove_folder(self.folder)
+        return self.resume()
 
     def resume(self) -> int:
         """Load the folder's results and return their number.
 
         Raises `RopeError` if the folder contains anything else, or results with a different fingerprint.
         """
-        return self._load(fresh=False)
+        self.results = {}
+        if self.folder is None:
+            return 0
+        head = self._head()
+        if head and (head.get("kind"), head.get("key")) != (self.kind, self.key):
+            raise RopeError(
+                f"{self.kind}: the folder contains results of a different job.",
+                facts={
+                    "folder": str(self.folder),
+                    "its kind and fingerprint": [head.get("kind"), head.get("key")],
+                    "this run's": [self.kind, self.key],
+                },
+                cure="Choose a different folder, or start again without --resume.",
+            )
+        if not head:
+            write_json(self.folder / HEAD, {"ledger": FORMAT, "kind": self.kind, "key": self.key})
+        for path in sorted((self.folder / RESULTS).glob("*.jsonl")):
+            for line in path.read_bytes().splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # truncated by a kill
+                    row = json.loads(line)
+                    self.results.setdefault(str(row["job"]), dict(row["result"]))
+        return len(self.results)
 
     def add(self, job: str, result: Mapping[str, Any]) -> None:
         """Append one result to this process's own file and flush it to the disk."""
@@ -128,41 +153,10 @@ class Ledger:
                 cure="Wait until it has ended, or choose a different folder: --state FOLDER.",
             ) from None
 
-    def _load(self, *, fresh: bool) -> int:
-        """Load the folder's results, or remove them if `fresh`; return their number."""
-        self.results = {}
-        if self.folder is None:
-            return 0
-        head = self._head()
-        if fresh and head:
-            with self.at_work():
-                pass
-            remove_folder(self.folder)
-            head = {}
-        if head and (head.get("kind"), head.get("key")) != (self.kind, self.key):
-            raise RopeError(
-                f"{self.kind}: the folder contains results of a different job.",
-                facts={
-                    "folder": str(self.folder),
-                    "its kind and fingerprint": [head.get("kind"), head.get("key")],
-                    "this run's": [self.kind, self.key],
-                },
-                cure="Choose a different folder, or start again without --resume.",
-            )
-        if not head:
-            write_json(self.folder / HEAD, {"ledger": FORMAT, "kind": self.kind, "key": self.key})
-        for path in sorted((self.folder / RESULTS).glob("*.jsonl")):
-            for line in path.read_bytes().splitlines():
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # truncated by a kill
-                    row = json.loads(line)
-                    self.results.setdefault(str(row["job"]), dict(row["result"]))
-        return len(self.results)
-
     def _head(self) -> dict[str, Any]:
         """Return the contents of ledger.json, or {} for a new folder; raise `RopeError` if it contains other files."""
         folder = self.folder
-        assert folder is not None
-        if not folder.exists():
+        if folder is None or not folder.exists():
             return {}
         # a lock, or a head that another process is writing, may be there
         if folder.is_dir() and all(path.name.startswith((f".{HEAD}.", LOCK)) for path in folder.iterdir()):

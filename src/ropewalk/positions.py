@@ -66,9 +66,8 @@ def positions_from(
     check_whole("positions_from", least=0, **{k: n for k, n in counts.items() if not isinstance(n, torch.SymInt)})
     if cu_seqlens is None:
         return _padded(offsets, max_seqlen, tokens)
-    if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dtype not in _INTEGERS or cu_seqlens.ndim != 1:
-        raise _wrong_ends(cu_seqlens)
-    if cu_seqlens.shape[0] < 2:
+    whole = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype in _INTEGERS and cu_seqlens.ndim == 1
+    if not whole or cu_seqlens.shape[0] < 2:
         raise _wrong_ends(cu_seqlens)
     per_row = _check_offsets(offsets, cu_seqlens.shape[0] - 1, cu_seqlens.device)
     ends = cu_seqlens.to(torch.int64)
@@ -102,22 +101,22 @@ def _check_ends(ends: Tensor, max_seqlen: int | None, tokens: int | None) -> int
         wrong = wrong | (lengths > max_seqlen).any()
     if tokens is not None:
         wrong = wrong | (ends[-1] > tokens)
-    if not ends.is_cpu or reasons_for_mathematics(ends):
-        if tokens is None and reasons_for_mathematics(ends):
-            raise RopeError(
-                "positions_from: a compiler cannot read the number of tokens from `cu_seqlens`.",
-                facts={"cu_seqlens": ends},
-                cure="Pass tokens=x.shape[0].",
-            )
-        if not ends.is_meta:
-            torch._assert_async(~wrong, "positions_from: `cu_seqlens` does not fit `max_seqlen` or `tokens`, or falls")
-        return int(ends[-1]) if tokens is None else tokens
-    if bool(wrong):
+    traced = reasons_for_mathematics(ends)
+    if traced and tokens is None:
         raise RopeError(
-            "positions_from: `cu_seqlens` must start at 0 and never decrease, within `max_seqlen` and `tokens`.",
-            facts={"cu_seqlens": ends.tolist(), "max_seqlen": max_seqlen, "tokens": tokens},
-            cure="Pass a 0, followed by the cumulative sum of the lengths.",
+            "positions_from: a compiler cannot read the number of tokens from `cu_seqlens`.",
+            facts={"cu_seqlens": ends},
+            cure="Pass tokens=x.shape[0].",
         )
+    if ends.is_cpu and not traced:
+        if bool(wrong):
+            raise RopeError(
+                "positions_from: `cu_seqlens` must start at 0 and never decrease, within `max_seqlen` and `tokens`.",
+                facts={"cu_seqlens": ends.tolist(), "max_seqlen": max_seqlen, "tokens": tokens},
+                cure="Pass a 0, followed by the cumulative sum of the lengths.",
+            )
+    elif not ends.is_meta:
+        torch._assert_async(~wrong, "positions_from: `cu_seqlens` does not fit `max_seqlen` or `tokens`, or falls")
     return int(ends[-1]) if tokens is None else tokens
 
 
@@ -245,26 +244,21 @@ def _row(types: list[int], waiting: dict[int, list[tuple[Grid, float]]]) -> list
             places += [[place] * 3 for place in range(start, start + count)]
             start += count
         while kind != _TEXT and count:
-            if not waiting[kind]:
-                raise _unfitting(kind, count, None)
-            (frames, height, width), interval = waiting[kind].pop(0)
-            count -= frames * height * width
-            if count < 0:
-                raise _unfitting(kind, count + frames * height * width, (frames, height, width))
+            grid, interval = waiting[kind].pop(0) if waiting[kind] else (None, 0.0)
+            if grid is None or math.prod(grid) > count:
+                raise RopeError(
+                    "mrope_positions: the tokens of an image or a video do not fill the next grid.",
+                    facts={"kind": {_IMAGE: "image", _VIDEO: "video"}[kind], "tokens": count, "merged grid": grid},
+                    cure="A grid of t, h, w patches has t * h * w / spatial_merge_size^2 tokens; with "
+                    "split_frames=True there is text between the frames of a video.",
+                )
+            frames, height, width = grid
+            count -= math.prod(grid)
             between = torch.tensor(interval, dtype=torch.float32, device="cpu")  # as in transformers: 3 * 0.3333 is 1
             times = (torch.arange(frames, device="cpu") * between).long().tolist()
             places += [[start + t, start + h, start + w] for t in times for h in range(height) for w in range(width)]
             start += max(height, width)
     return places
-
-
-def _unfitting(kind: int, tokens: int, grid: Grid | None) -> RopeError:
-    return RopeError(
-        "mrope_positions: the tokens of an image or a video do not fill the next grid.",
-        facts={"kind": {_IMAGE: "image", _VIDEO: "video"}[kind], "tokens": tokens, "merged grid": grid},
-        cure="A grid of t, h, w patches has t * h * w / spatial_merge_size^2 tokens; with split_frames=True there is "
-        "text between the frames of a video.",
-    )
 
 
 def _checked_types(token_types: Any, attention_mask: Any) -> Tensor:
@@ -357,17 +351,6 @@ def grid_positions(
             facts={"start": start, "normalized": True},
             cure="Leave one of them out.",
         )
-    rows, columns = torch.arange(height, device="cpu"), torch.arange(width, device="cpu")
-    block = _checked_block(merge, height, width)
-    if normalized:
-        rows, columns = (2 * math.pi * (2 * (side.double() + 0.5) / len(side) - 1) for side in (rows, columns))
-    else:
-        rows, columns = rows + start, columns + start
-    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
-    return grid.view(height // block, block, width // block, block, 2).transpose(1, 2).reshape(-1, 2)
-
-
-def _checked_block(merge: object, height: int, width: int) -> int:
     block = as_whole(merge)
     if block is None or block < 1 or height % block or width % block:
         raise RopeError(
@@ -375,7 +358,13 @@ def _checked_block(merge: object, height: int, width: int) -> int:
             facts={"merge": merge, "height": height, "width": width},
             cure="It is `spatial_merge_size` in the model's vision config.",
         )
-    return block
+    rows, columns = torch.arange(height, device="cpu"), torch.arange(width, device="cpu")
+    if normalized:
+        rows, columns = (2 * math.pi * (2 * (side.double() + 0.5) / len(side) - 1) for side in (rows, columns))
+    else:
+        rows, columns = rows + start, columns + start
+    grid = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
+    return grid.view(height // block, block, width // block, block, 2).transpose(1, 2).reshape(-1, 2)
 
 
 LAYOUTS = {"contiguous": 1, "head-tail": 2, "llama3": 1}

@@ -75,13 +75,6 @@ def memory_for(numbers: int) -> str | None:
     return None if free > needed else f"needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
 
 
-def dtype_named(name: str) -> torch.dtype:
-    """Return the dtype with this name."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype), name
-    return dtype
-
-
 def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:
     """Return the dtype for `name` on a device, and the reason for "auto": bfloat16 if fast, else float32.
 
@@ -89,7 +82,8 @@ def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:
     (torch.float32, None)
     """
     if name != AUTO:
-        return dtype_named(name), None
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype, None
     instructions = half_instructions(torch.bfloat16, device)
     if instructions is None:
         return torch.float32, f"no fast instructions for bfloat16 on {device}"

@@ -157,21 +157,18 @@ class LinesProgress:
         self._waiting.append(text)
 
     def state(self) -> str | None:
-        """Return a line with the finished work and the time left; None if nothing is unfinished."""
+        """Return a line with the finished work and the time left at the mean speed; None if nothing is unfinished."""
         if not self._description or 0 < self._tokens <= self._done:
             return None
-        tokens = f": {self._done:,} of {self._tokens:,}" if self._tokens else ""
-        return f"{self.name}: {self._description}{tokens}{self._time_left()}"
-
-    def _time_left(self) -> str:
-        """Return ", about 3 min left" at the mean speed so far; empty if it is unknown."""
-        if not 0 < self._done < self._tokens:
-            return ""
-        seconds = (self.clock() - self._since) * (self._tokens - self._done) / self._done
-        for unit, size in (("h", 3600), ("min", 60)):
-            if seconds >= 1.5 * size:
-                return f", about {seconds / size:.0f} {unit} left"
-        return f", about {max(1, round(seconds))} s left"
+        line = f"{self.name}: {self._description}"
+        if self._tokens:
+            line += f": {self._done:,} of {self._tokens:,}"
+        if 0 < self._done < self._tokens:
+            seconds = (self.clock() - self._since) * (self._tokens - self._done) / self._done
+            units = ((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 1.5 * size)
+            unit, size = next(units, ("s", 1))
+            line += f", about {max(1, round(seconds / size))} {unit} left"
+        return line
 
     def _print(self, state: str | None) -> None:
         """Print the waiting lines and this one, without control characters; a closed standard error is no error."""

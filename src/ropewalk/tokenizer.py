@@ -80,21 +80,16 @@ class TextTokenizer:
         return ids[:before]
 
     @checked
-    def encode_prompt(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """Return the ids of a text to continue, with prefix tokens and no end token.
-
-        - `bos`: True begins with `bos_id`, if there is one; False with nothing; None with `prefix_ids`. A text that
-          already begins with these tokens gets no second set.
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a text to continue: with `prefix_ids`, once, and no end token; of no text `bos_id`, if any.
 
         >>> tokenizer = TextTokenizer.bytes()
-        >>> tokenizer.encode_prompt("a"), tokenizer.encode_prompt("a", bos=True)
-        ([97], [256, 97])
+        >>> tokenizer.encode_prompt("a"), tokenizer.encode_prompt("")
+        ([97], [256])
         """
-        ids = self.encode(text)
-        if bos is None:
-            begin = self.prefix_ids
-        else:
-            begin = [self.bos_id] if bos and self.bos_id is not None else []
+        if not text:
+            return [] if self.bos_id is None else [self.bos_id]
+        ids, begin = self.encode(text), self.prefix_ids
         return ids if ids[: len(begin)] == begin else [*begin, *ids]
 
     @checked

@@ -207,7 +207,7 @@ def test_others_may_read_what_is_saved(folder: Path) -> None:
 
 
 def test_foreign_files_are_not_lost(folder: Path) -> None:
-    """A folder that holds anything but a checkpoint is not replaced; without renameat2 the swap works as well."""
+    """A folder that holds anything but a checkpoint is not replaced."""
     (folder / "thesis.tex").write_text("years of work")
     with pytest.raises(RopeError, match=r"(?s)would delete them.*thesis\.tex"):
         save(make(), folder)
@@ -216,9 +216,8 @@ def test_foreign_files_are_not_lost(folder: Path) -> None:
         save(make(), folder / "thesis.tex")
 
 
-def test_replacing_without_the_kernel_s_exchange(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system cannot swap two names in one step, two renames do it."""
-    monkeypatch.setattr("ropewalk.atomic_io.ctypes.CDLL", lambda _: object())
+def test_a_saved_model_is_replaced(folder: Path) -> None:
+    """Whole, and nothing stays beside it."""
     model = make(num_hidden_layers=1)
     save(model, folder)
     assert torch.equal(logits(load(folder)), logits(model))

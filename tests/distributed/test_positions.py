@@ -50,17 +50,6 @@ def test_llama3_positions_begin_again_in_each_document(cp):
     assert torch.cat(ranks).tolist() == [position for length in lengths for position in range(length)]
 
 
-def test_rotated_shards_are_the_whole_rotated():
-    """Queries turned on their ranks by these positions are those of one process; by local positions they are not."""
-    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=False))
-    x = torch.randn(1, 16, 2, 8)
-    whole = rope.rotate(x, position_ids=torch.arange(16))
-    for layout in LAYOUTS:
-        own = positions_for_rank(layout, 16, rank=1, cp=2)
-        assert torch.equal(rope.rotate(x[:, own], position_ids=own), whole[:, own])
-        assert not torch.allclose(rope.rotate(x[:, own], position_ids=torch.arange(8)), whole[:, own], atol=1e-2)
-
-
 @pytest.mark.rejects
 @pytest.mark.parametrize(
     ("call", "rule"),

@@ -47,9 +47,9 @@ def test_packed_documents(window: int | None) -> None:
     """bf16 logits and gradients of packed documents: as close to float64, document by document, as twice bf16's own."""
     exact = make(sliding_window=window).double()
     model = copy.deepcopy(exact).bfloat16()
-    rows = [[50, 1, 9, 60], [11, 66, 3, 40]]
-    ids, marks = torch.randint(0, VOCAB, (2, 120), device="cuda"), pack(rows).cuda()
-    weights = torch.randn(2, 120, VOCAB, dtype=torch.float64, device="cuda")
+    rows = [[50, 1, 9, 80], [11, 66, 3, 60]]
+    ids, marks = torch.randint(0, VOCAB, (2, 140), device="cuda"), pack(rows).cuda()
+    weights = torch.randn(2, 140, VOCAB, dtype=torch.float64, device="cuda")
     packed = model(ids, document_ids=marks)
     (packed.double() * weights).sum().backward()
     worst = 0.0

@@ -71,23 +71,6 @@ def test_a_mixed_pair_follows_the_diagonal():
     torch.testing.assert_close(sin, angle.sin().float(), rtol=0, atol=1e-7)
 
 
-def test_it_learns():
-    """Gradients reach the frequencies through rotate: two frequencies are recovered from rotated examples."""
-    config = rw.RopeConfig(4, interleaved=True, theta=10.0)
-    truth = torch.tensor([0.9, 0.4])
-    learned = rw.rotation.LearnedFrequencies(config)
-    optimizer = torch.optim.Adam(learned.parameters(), lr=0.02)
-    x, ids = torch.randn(8, 6, 1, 4), torch.arange(6)
-    angle = ids[:, None] * truth
-    target = rw.rotate(x, angle.cos(), angle.sin(), interleaved=True)
-    for _ in range(150):
-        optimizer.zero_grad()
-        loss = (rw.rotate(x, *learned.cos_sin(ids), interleaved=True) - target).square().mean()
-        loss.backward()
-        optimizer.step()
-    torch.testing.assert_close(learned.freqs.detach()[0, 0], truth, rtol=0, atol=1e-2)
-
-
 @pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_casts_leave_float32(cast):
     """The parameter stays float32, with its value, and stays the same Parameter for the optimizer."""

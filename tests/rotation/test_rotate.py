@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk import compiled
-from ropewalk.rotation import checks
 
 
 @given(
@@ -60,6 +58,8 @@ BAD = [
     ("3 tokens but `cos` has 5 rows", lambda: rw.rotate(X[:, :, :3], C, C, interleaved=True, layout="bhsd")),
     ("16 pairs, which is not half", lambda: rw.rotate(X, C[:, :16], C[:, :16], interleaved=True)),
     ("16 pairs, which is not half", lambda: rw.rotate(X, C[:, :16], C[:, :16], interleaved=True, rotary_dim=64)),
+    ("20 pairs, which is not half of", lambda: rw.rotate(X[..., :41], C[:, :20], C[:, :20], interleaved=True)),
+    ("20 pairs", lambda: rw.rotate(X[..., :41], C[:, :20], C[:, :20], interleaved=True, rotary_dim=41, inplace=True)),
     ("more than the head has", lambda: rw.rotate(X[..., :32], C, C, interleaved=True, rotary_dim=64)),
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.bfloat16(), C.bfloat16(), interleaved=True)),
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.double(), C, interleaved=True)),
@@ -87,53 +87,18 @@ def test_bad_input(message, call):
 
 
 @pytest.mark.parametrize("twice", [lambda x: torch.cat([x, x], -1), lambda x: x.repeat_interleave(2, -1)])
-@pytest.mark.parametrize("name", ["rotate", "rotate_qk", "qk_norm_rotate", "rotate_store"])
-def test_tables_are_accepted_by_their_shapes(name, twice):
+def test_tables_are_accepted_by_their_shapes(twice):
     """transformers' tables of a partial rotation are refused if `rotary_dim` says so, whatever was called before.
 
     A table of positions (m, m), which contains each angle twice, is right.
     """
     once = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False)).cos_sin(torch.arange(5))
-    doubled = [twice(table) for table in once]
-    x, weight, buffers = torch.randn(2, 5, 1, 32), torch.ones(32), torch.zeros(2, 2, 1, 8, 32)
-    store = rw.fused.Store(*buffers, x, torch.arange(5)[None])
-
-    def call(cos, sin, rotary_dim=None):
-        arguments = {
-            "rotate": (x, cos, sin), "rotate_qk": (x, x, cos, sin), "rotate_store": (x, x, cos, sin, store),
-            "qk_norm_rotate": (x, x, weight, weight, cos, sin),
-        }[name]  # fmt: skip
-        return getattr(rw if name.startswith("rotate") and name != "rotate_store" else rw.fused, name)(
-            *arguments, interleaved=False, rotary_dim=rotary_dim
-        )
-
+    doubled, x = [twice(table) for table in once], torch.randn(2, 5, 1, 32)
     for _ in range(2):
         with pytest.raises(rw.RopeError, match=r"(?s)each angle twice.*cos\[\.\.\., :8\].*cos\[\.\.\., ::2\]"):
-            call(*doubled, rotary_dim=16)
-        call(*once, rotary_dim=16)
-        call(*doubled)
-
-
-def test_an_output_beside_its_input_is_apart():
-    """Neighbours in one buffer share no byte; a shift by one element does, and the input itself is no overlap."""
-    memory = torch.zeros(3 * 16)
-    x, before, behind, shifted = (memory[start : start + 16].view(1, 2, 2, 4) for start in (16, 0, 32, 17))
-    assert not checks.overlap(x, before)
-    assert not checks.overlap(x, behind)
-    assert not checks.overlap(x, x)
-    assert checks.overlap(x, shifted)
-    assert checks.overlap(x, x.transpose(1, 2))
-
-
-def test_explain_backends():
-    """The list says which backend runs, and why each other would not."""
-    lines = rw.explain_backends(X).splitlines()
-    assert lines[0] == "float32[2, 5, 8, 64]"
-    assert lines[-1].startswith("reference: ")
-    assert sum(line.endswith(": runs") for line in lines) == 1
-    on_meta = rw.explain_backends(X.to("meta"))
-    assert "triton: `x` is on meta, not on a GPU" in on_meta or "triton: Triton is not installed" in on_meta
-    assert ("cpu: `x` is on meta, not on the CPU" in on_meta) is (compiled.kernels is not None)
+            rw.rotate(x, *doubled, interleaved=False, rotary_dim=16)
+        rw.rotate(x, *once, interleaved=False, rotary_dim=16)
+        rw.rotate(x, *doubled, interleaved=False)
 
 
 # --- the complex form

@@ -33,17 +33,6 @@ def test_deepseek_in_one_call():
     torch.testing.assert_close(found[1], of_k, atol=1e-6, rtol=0)
 
 
-@pytest.mark.traced
-def test_compiled_is_the_plain_expression():
-    """One graph, the same numbers; and under vmap."""
-    x, angle = some(2, 2, 2, 6), some(2, 2)
-    cos, sin = angle.cos(), angle.sin()
-    plain = lambda x: rw.rotate(x, cos, sin, interleaved=True, rotary_offset=2, rotary_dim=4)  # noqa: E731
-    expected = plain(x)
-    torch.testing.assert_close(torch.compile(plain, backend="eager", fullgraph=True)(x), expected)
-    torch.testing.assert_close(torch.func.vmap(lambda row: plain(row[None])[0])(x), expected)
-
-
 def test_blocks_are_each_axis_alone():
     """Each axis turns its own features, half-split, as if they were a head by themselves."""
     rope, x = rw.RotaryEmbedding(VISION), some(1, 3, 2, 8)

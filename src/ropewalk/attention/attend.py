@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attention.masks import PackedDocuments, Visibility
+from ropewalk.attention.masks import Visibility
 from ropewalk.compiled import differentiates_forward
 from ropewalk.rope.values import Float
 from ropewalk.rotation.backends import choose_attention
@@ -166,27 +166,3 @@ def attend_openly(
     weights = rules.softmax(scores)
     out = (F.dropout(weights, dropout) if dropout else weights) @ values.to(exact)
     return out.to(q.dtype), weights
-
-
-def attend_packed(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    documents: PackedDocuments,
-    causal: bool,
-    window: int | None,
-    rules: LogitRules = NO_RULES,
-) -> Tensor | None:
-    """Attend within all documents in one call of a kernel; return None if none can run.
-
-    **Arguments:** `q` `[tokens, heads, head_dim]`; `keys` and `values` `[tokens, kv_heads, head_dim]`.
-
-    **Returns:** `[tokens, heads, head_dim]`, or None.
-    """
-    q, keys, values = (x[None].transpose(1, 2) for x in (q, keys, values))
-    kernel = choose_attention(q, keys, values, sinks=rules.sinks)
-    if not kernel.kernels or not q.shape[2]:
-        return None
-    region = AttentionRegion(q, keys, documents.bounds(causal, window))
-    out = kernel.attend(AttentionRequest((region,), values, 1.0 / math.sqrt(q.shape[-1]), *rules))
-    return out[0].transpose(0, 1)

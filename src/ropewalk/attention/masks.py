@@ -53,35 +53,8 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
 
 
-class SlotTables:
-    """Tables of a cache's slots for each rope of its keys, built once for its whole capacity."""
-
-    def __init__(self) -> None:
-        self._held: dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]] = {}
-
-    def of(
-        self,
-        rule: Hashable,
-        seq_len: int | None,
-        total: int,
-        capacity: int,
-        make: Callable[[int], tuple[Tensor, Tensor, float]],
-    ) -> tuple[Tensor, Tensor, float]:
-        """Return cos and sin `[total, pairs]`, and the factor.
-
-        **Arguments:**
-
-        - `rule`, `seq_len`: the inputs of the tables; each rule keeps only the tables of its last length.
-        - `total`: slots to return; `capacity`: slots to build the tables for.
-        - `make`: builds the tables of a number of slots.
-        """
-        length, slots, tables = self._held.get(rule, (None, 0, None))
-        if tables is None or slots < total or length != seq_len:
-            slots = max(total, capacity)
-            tables = make(slots)
-            self._held[rule] = seq_len, slots, tables
-        cos, sin, scale = tables
-        return cos[..., :total, :], sin[..., :total, :], scale
+SlotTables = dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]]
+"""The tables of a cache's slots for each rope of its keys: the length that selects frequencies, slots, tables."""
 
 
 class Stretch(NamedTuple):
@@ -246,11 +219,7 @@ class TokenLayout:
         """Return each token's index in its row or document, int64 `[seq]` or `[batch, seq]`."""
         if self.document_slots is not None:
             return self.document_slots
-        if self.slots is not None:
-            return self.slots
-        if self.branches is not None:
-            return self.start + self.branches.depths
-        return torch.arange(self.start, self.start + self.seq, device=self.device)
+        return self.slots_of_queries() if self.branches is None else self.start + self.branches.depths
 
     def key_positions(self) -> Tensor:
         """Return each cached key's index in its row, int64 `[total]`: its slot, except for branches."""
@@ -274,9 +243,8 @@ class TokenLayout:
         """Return the slot of each token for a kernel, int64 `[1 or batch, seq]`; -1 for padding."""
 
         def make() -> Tensor:
-            if self.slots is None:
-                return torch.arange(self.start, self.start + self.seq, device=self.device)[None]
-            return self.slots if self.real is None else self.slots.masked_fill(~self.real, -1)
+            slots = self.slots_of_queries()[None] if self.slots is None else self.slots
+            return slots if self.real is None else slots.masked_fill(~self.real, -1)
 
         return self.memo("kernel slots", make)
 
@@ -293,7 +261,7 @@ class TokenLayout:
         return self.memo(("visibility", causal, window, whole), make)
 
     def _bounds(self, causal: bool, window: int | None) -> tuple[Bounds, ...] | None:
-        index = self.slots_of_queries() if self.branches is None else self.position_ids()
+        index = self.position_ids()
         if causal:
             low = torch.zeros_like(index) if window is None else (index - (window - 1)).clamp_(min=0)
             return self.bounds(low, index + 1)
@@ -302,15 +270,13 @@ class TokenLayout:
         return self.bounds(low, high)
 
     def bounds(self, low: Tensor, high: Tensor) -> tuple[Bounds, ...] | None:
-        """Return the places of the keys in slots `low <= n < high` of each query.
+        """Return the places of the keys at positions `low <= n < high` (see `position_ids`) of each query.
 
         **Arguments:** `low`, `high`: int64 `[seq]` or `[batch, seq]`.
 
         **Returns:** one interval; for branches one in the cache and one for each stretch of the lines, without empty
-        ones. None if the real tokens of a row are not an interval, and for documents in one row.
+        ones. None if there is padding between the tokens of a row or document.
         """
-        if self.documents is not None:
-            return None
         if low.ndim == 1:
             low, high = low[None], high[None]
         if self.branches is not None:
@@ -320,25 +286,34 @@ class TokenLayout:
                 first, last = ((edge - self.start - depth).clamp(min=0).minimum(length) for edge in (low, high))
                 intervals.append(Bounds(self.start + begin + first, self.start + begin + last))
             return tuple(each for each in intervals if bool((each.low < each.high).any()))
-        if self.real is None or self.cached:
+        if self.cached or (self.real is None and self.documents is None):
             return (Bounds(low, high),)
         run = self.memo("run of real tokens", self._run)
         if run is None:
             return None
-        first, end = run
-        columns = torch.arange(self.seq, device=self.device)
-        # a padded query sees only itself, as in `_mask`
-        low = torch.where(self.real, low + first, columns)
-        return (Bounds(low, torch.where(self.real, torch.minimum(high + first, end), columns + 1)),)
+        begin, end = run
+        low, high = low + begin, torch.minimum(high + begin, end)
+        if self.real is not None:  # a padded query sees only itself, as in `_mask`
+            columns = torch.arange(self.seq, device=self.device)
+            low, high = torch.where(self.real, low, columns), torch.where(self.real, high, columns + 1)
+        return (Bounds(low, high),)
 
     def _run(self) -> tuple[Tensor, Tensor] | None:
-        """Return begin and end of each row's real tokens, int64 `[batch, 1]`; None if there is padding between them."""
-        assert self.real is not None
-        columns = torch.arange(self.seq, device=self.device)
-        first = self.real.long().argmax(1, keepdim=True)
-        end = first + self.real.long().sum(1, keepdim=True)
-        alike = ((columns >= first) & (columns < end)) == self.real
-        return (first, end) if bool(alike.all()) else None
+        """Return begin and end of the real tokens of each token's row or document, int64 `[batch, seq]` each.
+
+        Padded tokens have no meaningful ones. None if there is padding between real tokens.
+        """
+        slots = self.position_ids().expand(self.batch, -1)
+        numbers = torch.zeros_like(slots) if self.documents is None else self.documents
+        real = torch.ones_like(slots) if self.real is None else self.real.long()
+        if self.real is not None:
+            resumes = (real.diff(dim=1) > 0) & (numbers.diff(dim=1) == 0) & (slots[:, 1:] > 0)
+            if bool(resumes.any()):
+                return None
+        before = F.pad(real.cumsum(1), (1, 0))
+        first, last = (torch.searchsorted(numbers, numbers, right=right) for right in (False, True))
+        begin = torch.arange(self.seq, device=self.device) - slots
+        return begin, begin + before.gather(1, last) - before.gather(1, first)
 
     def slots_of_queries(self) -> Tensor:
         """Return each token's slot, int64 `[seq]` or `[batch, seq]`."""
@@ -365,7 +340,7 @@ class TokenLayout:
 
     def _mask(self, causal: bool, window: int | None, first: int) -> Tensor:
         if self.plain:
-            queries = torch.arange(self.start, self.start + self.seq, device=self.device)[:, None]
+            queries = self.slots_of_queries()[:, None]
             keys = torch.arange(first, self.total, device=self.device)[None, :]
             return _in_order(queries, keys, causal, window)
         slots = self.slots_in_full()
@@ -457,64 +432,6 @@ def _in_order(queries: Tensor, keys: Tensor, causal: bool, window: int | None) -
         return seen if window is None else seen & (keys > queries - window)
     near = (queries - keys).abs()
     return torch.ones_like(near, dtype=torch.bool) if window is None else near <= window
-
-
-@dataclass(frozen=True, eq=False)
-class PackedDocuments:
-    """The positions of a call's documents after its rows are concatenated and padding is removed.
-
-    - `index`: int64 `[tokens]`, each real token's place among `batch * seq`; None if all are real.
-    - `offsets`: int64 `[documents + 1]`, the beginning of each document, and the end.
-    """
-
-    batch: int
-    seq: int
-    index: Tensor | None = field(repr=False)
-    offsets: Tensor = field(repr=False)
-    _memo: Memo = field(init=False, repr=False, default_factory=Memo)
-
-    def pack(self, x: Tensor) -> Tensor:
-        """Return `[batch, seq, ...]` as `[tokens, ...]`."""
-        flat = x.reshape(self.batch * self.seq, *x.shape[2:])
-        return flat if self.index is None else flat.index_select(0, self.index)
-
-    def bounds(self, causal: bool, window: int | None) -> Bounds:
-        """Return the keys visible to each packed query: those of its document, in order and in the window."""
-        return self._memo((causal, window), lambda: self._bounds(causal, window))
-
-    def _bounds(self, causal: bool, window: int | None) -> Bounds:
-        ends = self.offsets
-        low, high = (edge.repeat_interleave(ends.diff()) for edge in (ends[:-1], ends[1:]))
-        index = torch.arange(len(low), device=low.device)
-        if window is not None:
-            low = torch.maximum(low, index - (window - 1 if causal else window))
-        if causal:
-            high = index + 1
-        elif window is not None:
-            high = torch.minimum(high, index + window + 1)
-        return Bounds(low[None], high[None])
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """Return `[tokens, ...]` as `[batch, seq, ...]`, with zeros at padding."""
-        if self.index is not None:
-            x = x.new_zeros(self.batch * self.seq, *x.shape[1:]).index_copy(0, self.index, x)
-        return x.view(self.batch, self.seq, *x.shape[1:])
-
-
-def find_documents(layout: TokenLayout) -> PackedDocuments | None:
-    """Return the documents of a call; None if it has none, or if their lengths are unknown (as while compiling).
-
-    It synchronizes with the device once per forward.
-    """
-    if layout.documents is None or not is_readable(layout.documents):
-        return None
-    rows = torch.arange(layout.batch, device=layout.device)[:, None] * (layout.seq + 1)
-    numbers, index = (layout.documents + rows).flatten(), None
-    if layout.real is not None:
-        index = layout.real.flatten().nonzero()[:, 0]
-        numbers = numbers[index]
-    counts = torch.unique_consecutive(numbers, return_counts=True)[1]
-    return PackedDocuments(layout.batch, layout.seq, index, F.pad(counts.cumsum(0), (1, 0)))
 
 
 def is_readable(x: Tensor) -> bool:

@@ -89,21 +89,19 @@ class Remap:
 
     def _key_tables(self, number: int, rule: Rule) -> tuple[Tensor, Tensor, float]:
         """Return the tables of all keys; those of a cache are built once for all its slots."""
-        kept, device = self.layout.slot_tables, self.layout.device
+        layout, kept = self.layout, self.layout.slot_tables
         if kept is None:
             return self._tables(rule, self.keys)
         assert self._rotary is not None
-        tables = kept.of(
-            (self._rotary.config, self.exact, self.extension, number),
-            self._seq_len,
-            self.layout.total,
-            self.layout.capacity,
-            lambda slots: self._tables(rule, torch.arange(slots, device=device)),
-        )
-        if self.layout.branches is None:
-            return tables
+        key = (self._rotary.config, self.exact, self.extension, number)
+        length, slots, tables = kept.get(key, (None, 0, None))
+        if tables is None or slots < layout.total or length != self._seq_len:
+            slots = max(layout.total, layout.capacity)
+            tables = self._tables(rule, torch.arange(slots, device=layout.device))
+            kept[key] = self._seq_len, slots, tables
         cos, sin, factor = tables
-        return cos[..., self.keys, :], sin[..., self.keys, :], factor
+        rows = slice(layout.total) if layout.branches is None else self.keys
+        return cos[..., rows, :], sin[..., rows, :], factor
 
     def request(
         self, q: Tensor, keys: Tensor, values: Tensor, rules: LogitRules, most_regions: int

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.attend import LogitRules, attend, attend_openly, attend_packed, differentiable_kernels
+from ropewalk.attention.attend import LogitRules, attend, attend_openly, differentiable_kernels
 from ropewalk.attention.masks import Visibility
 from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.errors import RopeError, check_kind
@@ -219,16 +219,6 @@ class Attention(nn.Module):
         q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
-        remaps = self.extension is not None and self.extension.remaps
-        encoding = self.position_encoding
-        biased = bias is not None or (encoding is not None and encoding.adds_to_scores)
-        if not need_weights and not remaps and not biased and not (self.training and self.attention_dropout):
-            packed = inputs.documents
-            if packed is not None:
-                flat_q, k, v = (packed.pack(x) for x in (q, keys.transpose(1, 2), values.transpose(1, 2)))
-                out = attend_packed(flat_q, k, v, packed, self.causal, self.sliding_window, self.logit_rules)
-                if out is not None:
-                    return self._projected(packed.unpack(out).transpose(1, 2)), None
         out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)
         return self._projected(out), weights
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.attention.masks import PackedDocuments, TokenLayout, Visibility, find_documents, lay_out
+from ropewalk.attention.masks import TokenLayout, Visibility, lay_out
 from ropewalk.attention.remap import Remap, tables_at
 from ropewalk.compiled import differentiates_forward
 from ropewalk.errors import RopeError
@@ -106,11 +106,6 @@ class ForwardInputs:
     def places(self) -> Places:
         """Return the positions of queries and keys for encodings other than a rope; a cached key's is its slot."""
         return self.layout.memo("key and query places", self._make_places)
-
-    @property
-    def documents(self) -> PackedDocuments | None:
-        """Return the packed documents; None if there are none, or if their lengths are unknown."""
-        return self.layout.memo("documents", lambda: find_documents(self.layout))
 
     def shared_bias(self, encoding: Encoding | None, causal: bool, window: int | None) -> Tensor | None:
         """Return the masked bias of an encoding shared by all layers, `[1 or batch, heads, seq, keys]`, or None.

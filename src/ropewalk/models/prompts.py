@@ -40,7 +40,7 @@ def token_lists(prompts: Prompts, tokenizer: TextTokenizer | None, vocab_size: i
                 facts={"prompts": prompts},
                 cure="Pass token ids, or load a checkpoint with a tokenizer.",
             )
-        rows = [tokenizer.encode_prompt(row) if row else tokenizer.encode_prompt(row, bos=True) for row in rows]
+        rows = [tokenizer.encode_prompt(row) for row in rows]
         if not all(rows):
             raise RopeError(
                 "generate: the prompt is empty, and the checkpoint has no bos token.",

@@ -29,7 +29,7 @@ _TURNS_PER_RADIAN = 0x28BE60DB9391054A7F09D5F47D4D377036D8A5664F10E4107F9458EAF7
 
 def make_tables(
     position_ids: Real[Tensor, "*positions"],
-    inv_freq: Sequence[float] | Tensor,
+    inv_freq: Sequence[float],
     axes: tuple[int, ...] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
@@ -39,7 +39,7 @@ def make_tables(
     **Arguments:**
     - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals. float64
       cannot distinguish neighbouring positions beyond 2^53.
-    - `inv_freq`: inverse frequency of each pair, radians per token; float64 `[batch, 1, pairs]` if rows differ.
+    - `inv_freq`: inverse frequency of each pair, radians per token.
     - `axes`: axis of each pair; None is one axis.
     - `dtype`: float32 or float64.
 
@@ -54,27 +54,23 @@ def make_tables(
     """
     if position_ids.device.type in _WITHOUT_FLOAT64:
         return _tables_without_float64(position_ids, inv_freq, axes, dtype)
-    if _compiled_may(position_ids, inv_freq):
+    if _compiled_may(position_ids):
         return _compiled_tables(position_ids, inv_freq, axes, dtype)
     positions = _per_pair(position_ids, axes).to(torch.float64)
-    angles = positions * _as_float64(inv_freq, positions.device)
+    angles = positions * torch.tensor(inv_freq, dtype=torch.float64, device=positions.device)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _compiled_may(position_ids: Tensor, inv_freq: Sequence[float] | Tensor) -> bool:
+def _compiled_may(position_ids: Tensor) -> bool:
     """Return whether the extension can compute the tables: plain eager tensors on the CPU, without gradients."""
     if kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
         return False
-    if position_ids.requires_grad or position_ids.dtype == torch.uint64:
-        return False
-    return not isinstance(inv_freq, Tensor) or (
-        type(inv_freq) is Tensor and inv_freq.is_cpu and not inv_freq.requires_grad
-    )
+    return not position_ids.requires_grad and position_ids.dtype != torch.uint64
 
 
 def _compiled_tables(
     position_ids: Tensor,
-    inv_freq: Sequence[float] | Tensor,
+    inv_freq: Sequence[float],
     axes: tuple[int, ...] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
@@ -82,10 +78,9 @@ def _compiled_tables(
     wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
     shape = position_ids.shape if axes is None else position_ids.shape[:-1]
     flat = position_ids.to(wanted).reshape(shape.numel(), 1 if axes is None else position_ids.shape[-1])
-    given = inv_freq.to(torch.float64).contiguous() if isinstance(inv_freq, Tensor) else tuple(inv_freq)
-    pairs = given.shape[-1] if isinstance(given, Tensor) else len(given)
-    cos, sin = (fresh(torch.empty(*shape, pairs, dtype=dtype, device="cpu")) for _ in range(2))
-    kernels.tables(torch.get_num_threads(), flat, given, axes, cos, sin)  # type: ignore[union-attr]
+    cos = fresh(torch.empty(*shape, len(inv_freq), dtype=dtype, device="cpu"))
+    sin = fresh(torch.empty_like(cos))
+    kernels.tables(torch.get_num_threads(), flat, tuple(inv_freq), axes, cos, sin)  # type: ignore[union-attr]
     return cos, sin
 
 
@@ -95,12 +90,6 @@ def _per_pair(position_ids: Tensor, axes: tuple[int, ...] | None) -> Tensor:
         return position_ids[..., None]
     chosen = torch.tensor(axes, dtype=torch.int64, device=position_ids.device)
     return position_ids.index_select(-1, chosen)
-
-
-def _as_float64(inv_freq: Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    if isinstance(inv_freq, Tensor):
-        return inv_freq.to(device=device, dtype=torch.float64)
-    return torch.tensor(inv_freq, dtype=torch.float64, device=device)
 
 
 def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
@@ -171,13 +160,13 @@ def text_positions(position_ids: Int[Tensor, "*positions"], axes: int) -> Int[Te
 
 def _tables_without_float64(
     position_ids: Tensor,
-    inv_freq: Sequence[float] | Tensor,
+    inv_freq: Sequence[float],
     axes: tuple[int, ...] | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return tables from the exact phase on the device if positions are integers; else build them on the CPU."""
     integral = not position_ids.is_floating_point()
-    if not integral or isinstance(inv_freq, Tensor) or dtype != torch.float32:
+    if not integral or dtype != torch.float32:
         cos, sin = make_tables(position_ids.cpu(), inv_freq, axes, dtype=dtype)
         return cos.to(position_ids.device), sin.to(position_ids.device)
     return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(inv_freq), position_ids.device))

@@ -6,23 +6,24 @@ A public function calls `check_one` or `check_both` once; everything below them 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Literal, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ropewalk.compiled import is_compiling, reasons_for_mathematics
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import as_whole, is_number
-from ropewalk.rotation.backends.request import Turn
+from ropewalk.rotation.backends.request import AXES, Turn
 
 Layout = Literal["bshd", "bhsd", "thd"]
 
 _ROTATABLE = frozenset((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 _STRIDED = torch.strided
 _TABLES = frozenset((torch.float32, torch.float64))
-_AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}  # dimensions of tokens and heads
 
 
 def check_one(
@@ -60,7 +61,7 @@ def check_both(
     if inplace:  # both, before either is written
         _check_target(q, cos, sin, True, None, "q")
         _check_target(k, cos, sin, True, None, "k")
-        if not (reasons_for_mathematics(q) or reasons_for_mathematics(k) or are_apart(q, k)):
+        if not (reasons_for_mathematics(q) or reasons_for_mathematics(k)) and share_memory(q, k):
             raise RopeError(
                 "rotate_qk: `q` and `k` share memory, which would be rotated twice in place.",
                 facts={"q": q, "k": k},
@@ -113,7 +114,7 @@ def check_tables(
     if (
         (interleaved is not True and interleaved is not False)
         or not isinstance(layout, str)
-        or layout not in _AXES
+        or layout not in AXES
         or x.dtype not in _ROTATABLE
         or cos.dtype not in _TABLES
         or sin.dtype != cos.dtype
@@ -127,7 +128,7 @@ def check_tables(
     pairs, head_dim = rows[-1], sizes[-1]
     if 2 * pairs != (head_dim if rotary_dim is None else rotary_dim) or 2 * pairs > head_dim:
         _refuse_pairs(x, cos, interleaved, rotary_dim, name)
-    token_axis, head_axis = _AXES[layout]
+    token_axis, head_axis = AXES[layout]
     tokens, row_axis = sizes[token_axis], 0 if packed or table_dims == 2 else 1
     if rows[row_axis] != tokens:
         raise RopeError(
@@ -166,11 +167,11 @@ def token_count(x: Tensor, name: str, layout: str) -> int:
     """Return the number of tokens of each row of `x`."""
     if not isinstance(x, Tensor) or x.layout is not _STRIDED or x.is_nested:
         refuse_kind_of_tensor(x, name)
-    if not isinstance(layout, str) or layout not in _AXES:
+    if not isinstance(layout, str) or layout not in AXES:
         _refuse_layout(layout)
     if x.ndim != (3 if layout == "thd" else 4):
         _refuse_dims({name: x}, layout)
-    return x.shape[_AXES[layout][0]]
+    return x.shape[AXES[layout][0]]
 
 
 def check_rows(
@@ -183,7 +184,7 @@ def check_rows(
     ids = position_ids.shape
     rows = len(ids) - (2 if axes > 1 else 1)  # the dimension of tokens
     counts = [token_count(x, name, layout) for name, x in xs.items()]
-    heads = [x.shape[_AXES[layout][1]] for x in xs.values()]
+    heads = [x.shape[AXES[layout][1]] for x in xs.values()]
     for tokens, (name, x) in zip(counts, xs.items(), strict=True):
         facts = {name: x, "position_ids": position_ids, "layout": layout}
         if layout == "thd" and rows == 1:
@@ -211,7 +212,7 @@ def check_rows(
 def other_layout(x: Tensor, layout: str, rows: int, name: str) -> str:
     """Return the cure for an `x` with its tokens where `layout` has the heads; "" if they are not there either."""
     swapped = {"bshd": ("bhsd", "batch, heads, seq"), "bhsd": ("bshd", "batch, seq, heads")}.get(layout)
-    if swapped is None or x.shape[_AXES[layout][1]] != rows:
+    if swapped is None or x.shape[AXES[layout][1]] != rows:
         return ""
     return f'If `{name}` is [{swapped[1]}, head_dim], pass layout="{swapped[0]}".'
 
@@ -252,7 +253,7 @@ def _refuse_layout(layout: str) -> NoReturn:
 
 def _refuse_kinds(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, layout: str, name: str) -> None:
     """Raise the error for an unknown layout or pairing, or for dtypes, shapes and devices that do not fit."""
-    if not isinstance(layout, str) or layout not in _AXES:
+    if not isinstance(layout, str) or layout not in AXES:
         _refuse_layout(layout)
     if not isinstance(interleaved, bool):
         raise RopeError(
@@ -339,32 +340,27 @@ def _check_recorded(x: Tensor, name: str) -> None:
         )
 
 
-def each_has_its_place(target: Tensor) -> bool:
-    """Return whether all elements of `target` have different addresses, so that a kernel may write in any order."""
-    if target.is_contiguous():
-        return True
-    extent = 0
-    for stride, size in sorted(zip(target.stride(), target.shape, strict=True)):
-        if size > 1 and stride <= extent:
-            return False
-        extent += stride * (size - 1)
-    return True
-
-
-def overlaps_itself(target: Tensor) -> bool:
-    """Return whether two elements of `target` share an address, as in `expand`, and in `unfold` with a small step."""
-    if target.is_contiguous() or not target.numel():
+def overlaps_itself(x: Tensor) -> bool:
+    """Return whether two elements of `x` share an address, as in `expand`, and in `unfold` with a small step."""
+    if x.is_contiguous() or not x.numel() or reasons_for_mathematics(x):  # for tracers, strides are symbols
         return False
-    steps = [(stride, size) for stride, size in zip(target.stride(), target.shape, strict=True) if size > 1]
-    extent = sum(stride * (size - 1) for stride, size in steps)
-    if extent + 1 < target.numel() or any(stride == 0 for stride, _ in steps):
-        return True
-    if reasons_for_mathematics(target) or each_has_its_place(target):
-        return False  # for tracers, strides are symbols
+    steps = sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1)
+    extent, nested = 0, True
+    for stride, size in steps:
+        nested = nested and stride > extent
+        extent += stride * (size - 1)
+    if nested or extent + 1 < x.numel() or steps[0][0] == 0:
+        return not nested
     offsets = np.zeros(1, dtype=np.int64)  # a rare case: count addresses
     for stride, size in steps:
         offsets = np.add.outer(offsets, stride * np.arange(size)).reshape(-1)
-    return bool(np.unique(offsets).size < target.numel())
+    return bool(np.unique(offsets).size < x.numel())
+
+
+def share_memory(x: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have an element in common; interleaved heads of one buffer have none."""
+    (start, end), (first, last) = _extent(x), _extent(other)
+    return start < last and first < end and np.shares_memory(_as_array(x), _as_array(other))
 
 
 def _extent(x: Tensor) -> tuple[int, int]:
@@ -376,42 +372,9 @@ def _extent(x: Tensor) -> tuple[int, int]:
     return start, start + (extent + 1) * x.element_size() if x.numel() else start
 
 
-def extents_meet(x: Tensor, other: Tensor) -> bool:
-    """Return whether the address ranges of two tensors, first to last element, intersect."""
-    (start, end), (first, last) = _extent(x), _extent(other)
-    return start < last and first < end
-
-
-def overlap(x: Tensor, out: Tensor) -> bool:
-    """Return whether writing `out` could overwrite elements of `x` before they are read."""
-    return extents_meet(x, out) and not (x.data_ptr() == out.data_ptr() and x.stride() == out.stride())
-
-
-def are_apart(q: Tensor, k: Tensor) -> bool:
-    """Return whether two tensors of the same rank share no element, such as interleaved heads of one buffer."""
-    if not q.numel() or not k.numel() or not extents_meet(q, k):
-        return True
-    gap = k.data_ptr() - q.data_ptr()
-    if gap < 0:
-        q, k, gap = k, q, -gap
-    return q.element_size() == k.element_size() and _interleave(q, k, gap // q.element_size())
-
-
-def _interleave(q: Tensor, k: Tensor, gap: int) -> bool:
-    """Return whether memory consists of repeated cells with heads of `q`, then from `gap` heads of `k`."""
-    of_q = of_k = 0  # extent of each inside a cell
-    steps = []
-    for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):
-        stride = q_stride if q_size > 1 else k_stride
-        if q_size > 1 and k_size > 1 and q_stride != k_stride:
-            return False
-        if stride <= gap:
-            of_q, of_k = of_q + stride * (q_size - 1), of_k + stride * (k_size - 1)
-        else:
-            steps.append((stride, max(q_size, k_size)))
-    extent = gap + of_k
-    for stride, size in sorted(steps):
-        if size > 1 and stride <= extent:
-            return False
-        extent += stride * (size - 1)
-    return of_q < gap
+def _as_array(x: Tensor) -> npt.NDArray[np.void]:
+    """Return an array of the same addresses, on any device, whose numbers must not be read."""
+    size = x.element_size()
+    strides = tuple([size * stride for stride in x.stride()])
+    place = {"version": 3, "data": (x.data_ptr(), False), "shape": x.shape, "strides": strides, "typestr": f"|V{size}"}
+    return np.asarray(SimpleNamespace(__array_interface__=place))

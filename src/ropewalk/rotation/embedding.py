@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.compiled import reasons_for_mathematics
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, check_config, columns_of
@@ -18,12 +17,10 @@ from ropewalk.rope.tables import (
     make_tables,
     text_positions,
 )
-from ropewalk.rope.values import Float, Int, Real, as_whole
+from ropewalk.rope.values import Float, Real, as_whole
 from ropewalk.rotation.backends.request import Turn
 from ropewalk.rotation.checks import Layout, check_both, check_one, check_rows, token_count
 from ropewalk.rotation.rotate import rotate_both, rotate_one
-
-SeqLen = int | Tensor | None
 
 
 class RotaryEmbedding(nn.Module):
@@ -55,30 +52,24 @@ class RotaryEmbedding(nn.Module):
         """Return the factor of queries and of keys; 1.0 without YaRN or LongRoPE."""
         return self.attention_factor_at(None)
 
-    def attention_factor_at(self, seq_len: SeqLen = None) -> float:
+    def attention_factor_at(self, seq_len: int | None = None) -> float:
         """Return the attention factor at a sequence length (tokens); only Phi-3.5-MoE's depends on it."""
-        if not isinstance(seq_len, Tensor):
-            return attention_factor_of(self.config, seq_len)
-        _check_seq_len(seq_len)
-        factors = {attention_factor_of(self.config, length) for length in seq_len.flatten().tolist()}
-        if len(factors) != 1:
-            raise RopeError(
-                "attention_factor_at: the rows of this batch have different attention factors.",
-                facts={"seq_len": seq_len.tolist(), "attention_factors": sorted(factors)},
-                cure="Split the batch at original_max_position_embeddings.",
-            )
-        return factors.pop()
+        return attention_factor_of(self.config, seq_len)
 
     def cos_sin(
-        self, position_ids: Real[Tensor, "*positions"], seq_len: SeqLen = None, *, dtype: torch.dtype = torch.float32
+        self,
+        position_ids: Real[Tensor, "*positions"],
+        seq_len: int | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
     ) -> tuple[Float[Tensor, "*rows pairs"], Float[Tensor, "*rows pairs"]]:
         """Return cos and sin of every position's angles, without the attention factor.
 
         **Arguments:**
         - `position_ids`: tokens, `[seq]` or `[batch, seq]`; with several axes `[seq, axes]` or `[batch, seq, axes]`.
           Integers of any sign and order, or real coordinates.
-        - `seq_len`: tokens, an int or `[batch]`; required if the frequencies depend on it (dynamic NTK, LongRoPE).
-          Under `torch.compile` it is an int, a constant of the graph.
+        - `seq_len`: tokens, an int; required if the frequencies depend on it (dynamic NTK, LongRoPE). Under
+          `torch.compile` it is a constant of the graph.
         - `dtype`: float32 or float64.
 
         **Returns:** two tensors `[..., seq, pairs]` of `dtype`.
@@ -97,38 +88,25 @@ class RotaryEmbedding(nn.Module):
             )
         return self._cos_sin(position_ids, seq_len, dtype)
 
-    def _cos_sin(self, position_ids: Tensor, seq_len: SeqLen, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, position_ids: Tensor, seq_len: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the tables of checked positions."""
         config = self.config
-        inv_freq = self._inv_freq(position_ids, seq_len)
+        if config.needs_seq_len:
+            given: Any = seq_len
+            if given is None:
+                raise RopeError(
+                    f"cos_sin: the frequencies of {type(config.scaling).__name__} depend on the sequence length.",
+                    facts={"position_ids": position_ids, "max_position_embeddings": config.max_position_embeddings},
+                    cure="Pass seq_len=...: the total length that the window or the cache will reach.",
+                )
+            if not isinstance(given, int | torch.SymInt) or isinstance(given, bool) or given < 1:
+                raise RopeError(
+                    "cos_sin: `seq_len` must be a whole number of tokens, at least 1.",
+                    facts={"seq_len": given},
+                    cure="Pass the total length that the window or the cache will reach, as an int.",
+                )
         axes = None if config.num_axes == 1 else config.axes
-        return make_tables(position_ids, inv_freq, axes, dtype=dtype)
-
-    def _inv_freq(self, position_ids: Tensor, seq_len: SeqLen) -> tuple[float, ...] | Tensor:
-        """Return the frequency of each pair: one row for all, or `[batch, 1, pairs]` if seq_len differs by row."""
-        config = self.config
-        if not config.needs_seq_len:
-            return columns_of(config)
-        if seq_len is None:
-            raise RopeError(
-                f"cos_sin: the frequencies of {type(config.scaling).__name__} depend on the sequence length.",
-                facts={"position_ids": position_ids, "max_position_embeddings": config.max_position_embeddings},
-                cure="Pass seq_len=...: the total length that the window or the cache will reach (an int or [batch]).",
-            )
-        _check_seq_len(seq_len)
-        if not isinstance(seq_len, Tensor):
-            return columns_of(config, seq_len)
-        if seq_len.ndim == 0:
-            return columns_of(config, int(seq_len))
-        batch = position_ids.shape[0] if position_ids.ndim == (2 if config.num_axes == 1 else 3) else None
-        if seq_len.ndim != 1 or seq_len.shape[0] != batch:
-            raise RopeError(
-                "cos_sin: `seq_len` of several rows needs one entry for each row of `position_ids`.",
-                facts={"seq_len": seq_len, "position_ids": position_ids},
-                cure="Give seq_len as [batch] and position_ids as [batch, seq].",
-            )
-        rows = [columns_of(config, int(length)) for length in seq_len.tolist()]
-        return torch.tensor(rows, dtype=torch.float64, device="cpu")[:, None]
+        return make_tables(position_ids, columns_of(config, seq_len), axes, dtype=dtype)
 
     def forward(
         self,
@@ -137,7 +115,7 @@ class RotaryEmbedding(nn.Module):
         position_ids: Real[Tensor, "*positions"] | None = None,
         *,
         offset: int = 0,
-        seq_len: SeqLen = None,
+        seq_len: int | None = None,
         layout: Layout = "bshd",
         rotary_offset: int | tuple[int, int] = 0,
         inplace: bool = False,
@@ -157,12 +135,12 @@ class RotaryEmbedding(nn.Module):
         cos, sin, turn = self._prepared(q, position_ids, seq_len, layout, False)
         try:
             turns = check_both(q, k, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace)
-        except RopeError:  # the user passed positions, not tables
-            check_rows("RotaryEmbedding", {"q": q, "k": k}, position_ids, layout, self.config.num_axes)
-            self._check_heads(turn, q=q, k=k)
+        except RopeError:
+            self._refuse({"q": q, "k": k}, position_ids, turn)
             raise
-        self._check_heads(turns[0], q=q)
-        self._check_heads(turns[1], k=k)
+        if q.shape[-1] != self.config.head_dim or k.shape[-1] != self.config.head_dim:
+            self._check_heads(q, turns[0], "q")
+            self._check_heads(k, turns[1], "k")
         if not self.config.axis_blocks:
             return rotate_both(q, k, cos, sin, turns, inplace, None)
         for columns, first in blocks_of(self.config):
@@ -176,7 +154,7 @@ class RotaryEmbedding(nn.Module):
         position_ids: Real[Tensor, "*positions"] | None = None,
         *,
         offset: int = 0,
-        seq_len: SeqLen = None,
+        seq_len: int | None = None,
         layout: Layout = "bshd",
         rotary_offset: int = 0,
         inverse: bool = False,
@@ -189,11 +167,10 @@ class RotaryEmbedding(nn.Module):
         cos, sin, turn = self._prepared(x, position_ids, seq_len, layout, inverse)
         try:
             turn = check_one(x, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace, out)
-        except RopeError:  # the user passed positions, not tables
-            check_rows("RotaryEmbedding", {"x": x}, position_ids, layout, self.config.num_axes)
-            self._check_heads(turn, x=x)
+        except RopeError:
+            self._refuse({"x": x}, position_ids, turn)
             raise
-        self._check_heads(turn, x=x)
+        self._check_heads(x, turn, "x")
         return self._rotated(x, cos, sin, turn, inplace, out, backend)
 
     def _rotated(
@@ -214,7 +191,7 @@ class RotaryEmbedding(nn.Module):
         keys: Float[Tensor, "*shape head_dim"],
         delta: int | Real[Tensor, "*shifts"],
         *,
-        seq_len: SeqLen = None,
+        seq_len: int | None = None,
         layout: Layout = "bshd",
         rotary_offset: int = 0,
         inplace: bool = False,
@@ -248,7 +225,7 @@ class RotaryEmbedding(nn.Module):
         cos, sin = (table.expand(*table.shape[:-2], tokens, table.shape[-1]) for table in (cos, sin))
         turn = turn._replace(scale=1.0)
         turn = check_one(keys, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace, None, "keys")
-        self._check_heads(turn, keys=keys)
+        self._check_heads(keys, turn, "keys")
         return self._rotated(keys, cos, sin, turn, inplace, None, None)
 
     def _deltas(self, keys: Tensor, delta: int | Tensor, tokens: int, layout: Layout) -> Tensor:
@@ -270,61 +247,60 @@ class RotaryEmbedding(nn.Module):
             cure="Pass [seq], [batch, seq] or [batch, 1]; of several axes [seq, axes], [batch, seq, axes], [1, axes].",
         )
 
-    def _check_heads(self, turn: Turn, **xs: Tensor) -> None:
-        """Raise `RopeError` for heads of a different width than the config's; an offset of the rotation allows more."""
+    def _refuse(self, xs: dict[str, Tensor], position_ids: Tensor, turn: Turn) -> None:
+        """Raise `RopeError` if positions or heads do not fit: the user passed these, and no tables."""
+        check_rows("RotaryEmbedding", xs, position_ids, turn.layout, self.config.num_axes)
         for name, x in xs.items():
-            if x.shape[-1] != self.config.head_dim and not turn.rotary_offset:
-                raise RopeError(
-                    f"RotaryEmbedding: heads of `{name}` must have the config's `head_dim` features.",
-                    facts={name: x, "head_dim": self.config.head_dim, "rotary_dim": self.config.rotary_dim},
-                    cure=f"If a part of each head rotates, pass RopeConfig({x.shape[-1]}, rotary_dim=...).",
-                )
+            self._check_heads(x, turn, name)
+
+    def _check_heads(self, x: Tensor, turn: Turn, name: str) -> None:
+        """Raise `RopeError` for heads of a different width than the config's; an offset of the rotation allows more."""
+        if x.shape[-1] != self.config.head_dim and not turn.rotary_offset:
+            raise RopeError(
+                f"RotaryEmbedding: heads of `{name}` must have the config's `head_dim` features.",
+                facts={name: x, "head_dim": self.config.head_dim, "rotary_dim": self.config.rotary_dim},
+                cure=f"If a part of each head rotates, pass RopeConfig({x.shape[-1]}, rotary_dim=...).",
+            )
 
     def _positions(self, x: Tensor, name: str, position_ids: Tensor | None, offset: int, layout: Layout) -> Tensor:
         """Return checked positions of the tokens of `x`: the given ones, or `offset`, `offset` + 1, ..."""
-        if position_ids is None:
-            return self._counted(x, name, offset, layout)
-        if type(offset) is not int or offset:
-            raise RopeError(
-                "RotaryEmbedding: `offset` and `position_ids` are mutually exclusive.",
-                facts={"offset": offset, "position_ids": position_ids},
-                cure="Leave `offset` out, or pass position_ids + offset.",
-            )
-        given: Any = position_ids
-        if not isinstance(given, Tensor) and as_whole(given) is not None:
-            raise RopeError(
-                "RotaryEmbedding: `position_ids` must be a tensor.",
-                facts={"position_ids": given},
-                cure=f"To start at this position pass offset={given}.",
-            )
-        check_position_ids(position_ids, self.config.num_axes, "RotaryEmbedding")
-        return position_ids
-
-    def _counted(self, x: Tensor, name: str, offset: int, layout: Layout) -> Tensor:
-        """Return the positions `offset`, `offset` + 1, ... of the tokens of `x`."""
-        given: Any = offset
-        whole: Any = given if isinstance(given, torch.SymInt) else as_whole(given)
-        if whole is None:
+        first: Any = offset if isinstance(offset, torch.SymInt) else as_whole(offset)
+        if first is None:
             raise RopeError(
                 "RotaryEmbedding: `offset` must be a whole number of tokens.",
                 facts={"offset": offset},
                 cure="For rows that start at different positions pass position_ids [batch, seq].",
             )
-        if self.config.axes_restart:
+        axes = self.config.num_axes
+        if position_ids is None:
+            if self.config.axes_restart:
+                raise RopeError(
+                    "RotaryEmbedding: `position_ids` is required: the positions of this config are coordinates.",
+                    facts={name: x, "axes": axes},
+                    cure=COORDINATES,
+                )
+            ids = torch.arange(first, first + token_count(x, name, layout), device=x.device)
+            return ids if axes == 1 else text_positions(ids, axes)
+        if first:
             raise RopeError(
-                "RotaryEmbedding: `position_ids` is required: the positions of this config are coordinates.",
-                facts={name: x, "axes": self.config.num_axes},
-                cure=COORDINATES,
+                "RotaryEmbedding: `offset` and `position_ids` are mutually exclusive.",
+                facts={"offset": offset, "position_ids": position_ids},
+                cure="Leave `offset` out, or pass position_ids + offset.",
             )
-        tokens = token_count(x, name, layout)
-        position_ids = torch.arange(whole, whole + tokens, device=x.device)
-        return position_ids if self.config.num_axes == 1 else text_positions(position_ids, self.config.num_axes)
+        if not isinstance(position_ids, Tensor) and as_whole(position_ids) is not None:
+            raise RopeError(
+                "RotaryEmbedding: `position_ids` must be a tensor.",
+                facts={"position_ids": position_ids},
+                cure=f"To start at this position pass offset={position_ids}.",
+            )
+        check_position_ids(position_ids, axes, "RotaryEmbedding")
+        return position_ids
 
     def _prepared(
-        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, layout: Layout, inverse: bool
+        self, x: Tensor, position_ids: Tensor, seq_len: int | None, layout: Layout, inverse: bool
     ) -> tuple[Tensor, Tensor, Turn]:
         """Return tables and a `Turn`."""
-        turn = Turn(self.config.interleaved, self.attention_factor_at(seq_len), inverse, layout)
+        turn = Turn(self.config.interleaved, attention_factor_of(self.config, seq_len), inverse, layout)
         exact = getattr(x, "dtype", None) == torch.float64
         return *self._cos_sin(position_ids, seq_len, torch.float64 if exact else torch.float32), turn
 
@@ -336,30 +312,9 @@ def blocks_of(config: RopeConfig) -> list[tuple[slice, int]]:
     return [(slice(first, first + size), 2 * first) for first, size in zip(firsts, sizes, strict=True)]
 
 
-def _check_seq_len(seq_len: int | Tensor) -> None:
-    """Check that `seq_len` is a whole number of tokens, at least 1, or a tensor of integers."""
-    if isinstance(seq_len, Tensor):
-        whole = not (seq_len.is_floating_point() or seq_len.is_complex() or seq_len.dtype == torch.bool)
-        if whole and (seq_len.is_meta or reasons_for_mathematics(seq_len)):
-            raise RopeError(
-                "cos_sin: a tracer cannot read `seq_len` from a tensor.",
-                facts={"seq_len": seq_len},
-                cure="Pass seq_len as an int: the graph is then compiled for it.",
-            )
-        whole = whole and bool((seq_len >= 1).all())
-    else:
-        whole = isinstance(seq_len, int | torch.SymInt) and not isinstance(seq_len, bool) and seq_len >= 1
-    if not whole:
-        raise RopeError(
-            "cos_sin: `seq_len` must be a whole number of tokens, at least 1, or integers [batch].",
-            facts={"seq_len": seq_len},
-            cure="Pass the total length that the window or the cache will reach.",
-        )
-
-
 def apply_rotary_pos_emb(
     x: Float[Tensor, "batch seq heads head_dim"],
-    position_ids: Int[Tensor, "*batch seq"],
+    position_ids: Real[Tensor, "*batch seq"],
     theta: float = 10000.0,
     *others: object,
     interleaved: bool = True,
@@ -370,7 +325,7 @@ def apply_rotary_pos_emb(
 
     **Arguments:**
     - `x`: `[batch, seq, heads, head_dim]`, any float dtype; not modified.
-    - `position_ids`: `[seq]` or `[batch, seq]`, any integers: negative, unsorted, far apart.
+    - `position_ids`: `[seq]` or `[batch, seq]`, any integers (negative, unsorted, far apart) or real coordinates.
     - `theta`: the base; pair i rotates by theta^(-2i/head_dim) radians per token.
     - `interleaved`: True (the paper's) pairs features (0,1), (2,3), ...; False pairs (i, i + head_dim/2).
 
@@ -397,12 +352,6 @@ def apply_rotary_pos_emb(
             "x.transpose(1, 2). RotaryEmbedding supports other layouts.",
         )
     check_position_ids(position_ids, 1, "apply_rotary_pos_emb")
-    if position_ids.is_floating_point():
-        raise RopeError(
-            "apply_rotary_pos_emb: `position_ids` must be integers.",
-            facts={"position_ids": position_ids},
-            cure="For real coordinates use RotaryEmbedding.",
-        )
     config = RopeConfig(x.shape[-1], interleaved=interleaved, theta=theta)
     try:
         return RotaryEmbedding(config).rotate(x, position_ids)

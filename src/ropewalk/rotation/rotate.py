@@ -9,7 +9,7 @@ from ropewalk.rope.values import Float
 from ropewalk.rotation.backends import choose
 from ropewalk.rotation.backends.autograd import note_written, rotated
 from ropewalk.rotation.backends.request import Backend, Turn
-from ropewalk.rotation.checks import Layout, check_both, check_one, each_has_its_place, overlap
+from ropewalk.rotation.checks import Layout, check_both, check_one, share_memory
 
 
 def rotate(
@@ -112,7 +112,7 @@ def rotate_both(
     """Rotate queries and keys by checked arguments, each by its `Turn`."""
     turn, of_k = turns
     module = choose(q, backend, k, cos, sin, names=("q", "k", "cos", "sin"))
-    if inplace and not (module.kernels and each_has_its_place(q) and each_has_its_place(k)):
+    if inplace and not module.kernels:
         first = _rotate_into(module, q, cos, sin, turn, None)
         return first, _rotate_into(module, k, cos, sin, of_k, None)
     if (
@@ -130,16 +130,17 @@ def rotate_both(
 def _rotate_into(module: Backend, x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, out: Tensor | None) -> Tensor:
     """Write the rotation into `out` (None: `x`), by the kernel if it can, else through a new tensor."""
     target = x if out is None else out
-    by_kernel = module.kernels and each_has_its_place(target)
-    if out is not None and by_kernel:
-        by_kernel = not module.reasons_not_to(out) and not overlap(x, out)
-    if not by_kernel:
+    if not module.kernels or (out is not None and (module.reasons_not_to(out) or _is_overwritten(x, out))):
         kept = out is None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
-        source = x.clone() if kept else x
-        return target.copy_(rotated(module, [source], cos, sin, turn)[0])
+        return target.copy_(rotated(module, [x.clone() if kept else x], cos, sin, turn)[0])
     if out is None:
         return rotated(module, [x], cos, sin, turn, inplace=True)[0]
     with torch.no_grad():
         module.rotate([x], cos, sin, turn, [target])
     note_written([target])
     return target
+
+
+def _is_overwritten(x: Tensor, out: Tensor) -> bool:
+    """Return whether writing `out` could overwrite elements of `x` before they are read."""
+    return share_memory(x, out) and not (x.data_ptr() == out.data_ptr() and x.stride() == out.stride())

@@ -15,9 +15,9 @@ pytest.register_assert_rewrite("tests.rotation.backends.calls", "tests.rotation.
 
 # What takes Triton's interpreter, at 10 ms a program, longer than it is worth every time.
 SLOW_WHEN_INTERPRETED = {
-    "test_any_call", "test_any_gradient", "test_any_norm", "test_any_store", "test_backward_is_the_inverse_to_the_bit",
-    "test_derivatives_of_norms", "test_derivatives_of_rotations", "test_models",
-    "test_threads_give_the_same_bits",
+    "test_any_call", "test_any_norm", "test_any_store", "test_backward_is_the_inverse_to_the_bit",
+    "test_derivatives_of_norms", "test_derivatives_of_rotations", "test_models", "test_one_of_two_gradients",
+    "test_windows",
 }  # fmt: skip
 # Seconds each, where other tests of the kernels' source stay in `make test`.
 THOROUGH_WHEN_INTERPRETED = {"test_after_fork", "test_no_pairs", "test_versions"}

@@ -90,18 +90,6 @@ def test_threads_give_the_same_bits(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("lie", ["bhsd", "bshd", "features", "odd", "shared"])
-def test_many_queries_may_lay_keys_out(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, lie: str) -> None:
-    """Keys and values are copied head by head from some number of queries on: to the same bits."""
-    request, allowed = request_of(Case(heads=4, kv_heads=2, queries=30, keys=90, batch=2, lie=lie, seen="apart"), dtype)
-    as_they_lie = cpu.attend(request)
-    monkeypatch.setattr(cpu, "LAY_OUT_FROM", 1)
-    laid_out = cpu.attend(request)
-    allowed.check(laid_out)
-    assert same_bits(laid_out, as_they_lie)
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("queries", [2, 50])
 def test_a_wrong_number_reaches_those_that_see_it(place: Place, dtype: torch.dtype, wrong: float, queries: int) -> None:
@@ -203,22 +191,10 @@ def test_choosing() -> None:
     assert "not on the CPU" in explain_attention(meta, meta, meta)
     assert backends.ATTENTION[-1].name == "reference"
 
-
-def test_transforms_and_subclasses_get_the_mathematics() -> None:
-    """torch.func, a dispatch mode and a subclass."""
-    q, names = torch.zeros(1, 2, 3, 8), []
-
     class Mine(Tensor):
         pass
 
     assert choose_attention(q, q.as_subclass(Mine), q).name == "reference"
-
-    def seen(x: Tensor) -> Tensor:
-        names.append(choose_attention(x, x, x).name)
-        return x
-
-    torch.func.vmap(seen)(q)
-    assert names == ["reference"]
 
 
 # --- kernels that are wrong on purpose

@@ -12,6 +12,7 @@ from ropewalk.rotation.backends import choose_attention, flex
 from ropewalk.rotation.backends.request import AttentionRequest, Bounds
 from tests.rotation.backends.attention_cases import CASES, Case, check
 
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 FEW = [
     Case(heads=6, kv_heads=2, batch=3, seen="ragged", queries=5, keys=40),
     Case(turned="interleaved", seen="apart", queries=40, keys=140),

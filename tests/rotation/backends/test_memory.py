@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 import ropewalk as rw
 from tests.rotation.backends import truth
 from tests.rotation.backends.arena import Arena
-from tests.rotation.backends.calls import Call, Lie, calls, check_call
+from tests.rotation.backends.calls import calls, check_call
 
 BATCH, SEQ, HEADS, DIM = 2, 5, 4, 8
 SHAPE = (BATCH, SEQ, HEADS, DIM)
@@ -20,15 +20,6 @@ SHAPE = (BATCH, SEQ, HEADS, DIM)
 def test_any_call(call, kernels):
     """Whatever the dtype, shape, strides, tables and direction: right, and no byte elsewhere read or written."""
     check_call(call, kernels)
-
-
-@pytest.mark.parametrize("where", [0, 1], ids=["batch", "tokens"])
-@pytest.mark.parametrize("form", ["fresh", "given", "backward"])
-def test_expanded(form, where, place):
-    """An expanded input is read where it lies; so is an expanded gradient, and an expanded table."""
-    for layout in ("bhsd",) if place.interpreted else ("bshd", "bhsd", "thd"):
-        lie = Lie(expanded=where)
-        check_call(Call(torch.float32, True, form, layout=layout, kv_heads=1, x=lie, table=lie, per_row=True), place)
 
 
 def tables(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,14 +158,3 @@ def test_out_over_the_input(shift, interleaved, place):
         beyond.as_strided(SHAPE, tensor.stride(), tensor.storage_offset() - arena.x.storage_offset()).fill_(False)
     assert arena.x[beyond].isnan().all()
     assert arena.around_is_untouched()
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_out_is_the_input_transposed(interleaved, place):
-    """Tokens and heads change places in one memory: the same bytes, in another order."""
-    memory = torch.randn(BATCH, SEQ, SEQ, DIM, device=place.device)
-    before = memory.clone()
-    cos, sin = tables(place.device)
-    out = memory.transpose(1, 2)
-    rw.rotate(memory, cos, sin, interleaved=interleaved, out=out, backend=place.backend)
-    check_turned(out, before, cos, sin, interleaved)

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 import ropewalk as rw
 from ropewalk.rotation.backends.request import Store
 from tests.rotation.backends.calls import Call, Lie
-from tests.rotation.backends.norms import NormCall, check_gradients, check_norm, check_store, norm_calls
-from tests.rotation.backends.truth import FORMATS, same_bits
+from tests.rotation.backends.norms import NormCall, check_norm, check_store, norm_calls
+from tests.rotation.backends.truth import FORMATS
 
 ANY = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-CHECKS = {"fresh": check_norm, "store": check_store, "gradients": check_gradients}
+CHECKS = {"fresh": check_norm, "store": check_store}
 
 
 @given(norm=norm_calls())
@@ -33,14 +33,6 @@ def test_any_store(norm, kernels):
     check_store(norm, kernels)
 
 
-@given(norm=norm_calls())
-@ANY
-def test_any_gradient(norm, kernels):
-    """The same backward, by gradients that lie anyhow."""
-    if norm.weights is not None:
-        check_gradients(norm, kernels)
-
-
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
@@ -51,38 +43,24 @@ def test_models(dtype, interleaved, check, place):
         check(NormCall(call, weights=dtype), place)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_are_those_of_the_definition(dtype, kernels):
+    """Of queries, keys and weights, to the rounding of the dtype; test_autograd.py has them in float64."""
+    x, weight = torch.randn(2, 5, 3, 8, device=kernels.device).to(dtype), torch.rand(8, device=kernels.device) + 0.5
+    angle, grads = torch.rand(5, 3, device=kernels.device), []
+    for backend, kind in ((kernels.backend, dtype), ("reference", torch.float64)):
+        leaves = [t.to(kind, copy=True).requires_grad_() for t in (x, x[:, :, :1], weight, weight)]
+        turned = rw.fused.qk_norm_rotate(
+            *leaves, angle.cos(), angle.sin(), interleaved=True, rotary_dim=6, backend=backend
+        )
+        grads.append([g.double() for g in torch.autograd.grad(sum(y.square().sum() for y in turned), leaves)])
+    close = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(grads[0], grads[1], rtol=close, atol=20 * close)
+
+
 def test_no_token_is_kept(place):
     """All slots negative: the queries turn, the cache stays."""
     check_store(NormCall(Call(torch.float32, True, "fresh", kv_heads=2), skipped=1), place)
-
-
-@pytest.mark.parametrize("used", [0, 1])
-def test_one_of_two_gradients(used, place):
-    """Where only queries or only keys are used the other gets no gradient, or zero, and nothing fails."""
-    x, weight = torch.randn(1, 3, 2, 8, device=place.device), torch.ones(8, device=place.device)
-    angle = torch.rand(3, 4, device=place.device)
-    grads = []
-    for backend in (place.backend, "reference"):
-        leaves = [t.clone().requires_grad_() for t in (x, x, weight, weight)]
-        turned = rw.fused.qk_norm_rotate(*leaves, angle.cos(), angle.sin(), interleaved=True, backend=backend)
-        turned[used].square().sum().backward()
-        grads.append([torch.zeros_like(t) if t.grad is None else t.grad for t in leaves])
-    torch.testing.assert_close(grads[0], grads[1])
-    assert not grads[0][1 - used].any()
-
-
-def test_threads_give_the_same_bits(kernels, two_threads):
-    """The weights' gradients are sums over all tokens: in one order, whatever the number of threads."""
-    x = torch.randn(2, 300, 8, 64, device=kernels.device)
-    angle = torch.rand(300, 32, device=kernels.device)
-    found = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        leaves = [t.clone().requires_grad_() for t in (x, x[:, :, :2], *torch.ones(2, 64, device=kernels.device))]
-        turned = rw.fused.qk_norm_rotate(*leaves, angle.cos(), angle.sin(), interleaved=False, backend=kernels.backend)
-        found.append(torch.autograd.grad(turned, leaves, [y.detach() for y in turned]))
-    for one, two in zip(*found, strict=True):
-        assert same_bits(one, two)
 
 
 BF16 = torch.bfloat16

@@ -179,7 +179,7 @@ def test_found_where_it_shows(name, form, sabotage):
         check(form)
 
 
-CHECKS_OF_NORMS = {"fresh": norms.check_norm, "store": norms.check_store, "gradients": norms.check_gradients}
+CHECKS_OF_NORMS = {"fresh": norms.check_norm, "store": norms.check_store}
 
 
 def _norm(what: str) -> None:
@@ -191,7 +191,7 @@ def _norm(what: str) -> None:
                 CHECKS_OF_NORMS[what](each, PLACE)
 
 
-def wrong_norm(change: Callable[[Norm], Norm]) -> dict[str, Callable]:
+def of_norm(change: Callable[[Norm], Norm]) -> dict[str, Callable]:
     """Another norm than the one asked for."""
     return {
         "norm_rotate": lambda q, k, cos, sin, turn, norm, store: cpu.norm_rotate(
@@ -200,22 +200,40 @@ def wrong_norm(change: Callable[[Norm], Norm]) -> dict[str, Callable]:
     }
 
 
-def wrong_turn(change: Callable[[Turn], Turn]) -> dict[str, Callable]:
-    """Another turn."""
-    return {
-        "norm_rotate": lambda q, k, cos, sin, turn, norm, store: cpu.norm_rotate(
-            q, k, cos, sin, change(turn), norm, store
-        )
-    }
+def of_store(change: Callable[[Store], Store]) -> dict[str, Callable]:
+    """Other places or values."""
+
+    def norm_rotate(q, k, cos, sin, turn, norm, store):
+        turned, _ = cpu.norm_rotate(q, k, cos, sin, turn, norm, change(store))
+        return turned, store.keys
+
+    return {"norm_rotate": norm_rotate}
 
 
-OF_THE_NORM = {
-    "no eps": wrong_norm(lambda norm: norm._replace(eps=0.0)),
-    "weights swapped": wrong_norm(lambda norm: Norm(norm.k_weight, norm.q_weight, norm.eps)),
-    "no weight": wrong_norm(lambda norm: norm._replace(k_weight=torch.ones_like(norm.k_weight))),
-    "weights in 16 bits": wrong_norm(lambda norm: norm._replace(q_weight=norm.q_weight.bfloat16())),
-    "sign": wrong_turn(Turn.transposed),
-    "pairing": wrong_turn(lambda turn: turn._replace(interleaved=not turn.interleaved)),
+def rounds_between(q, k, cos, sin, turn, norm, store):
+    """As a norm module does before a rotation: its result rounded to the dtype of q."""
+    zero = torch.zeros_like(cos)
+    q, k = cpu.norm_rotate(q, k, zero + 1, zero, turn._replace(scale=1.0), norm, None)
+    return cpu.norm_rotate(q, k, cos, sin, turn, None, store)
+
+
+def other_pairing(q, k, cos, sin, turn, norm, store):
+    """Pairs of the other kind."""
+    return cpu.norm_rotate(q, k, cos, sin, turn._replace(interleaved=not turn.interleaved), norm, store)
+
+
+OF_NORMS: dict[str, tuple[dict[str, Callable], tuple[str, ...]]] = {
+    "no eps": (of_norm(lambda norm: norm._replace(eps=0.0)), ("fresh", "store")),
+    "weights swapped": (of_norm(lambda norm: Norm(norm.k_weight, norm.q_weight, norm.eps)), ("fresh", "store")),
+    "weights in 16 bits": (of_norm(lambda norm: norm._replace(q_weight=norm.q_weight.bfloat16())), ("fresh", "store")),
+    "pairing": ({"norm_rotate": other_pairing}, ("fresh", "store")),
+    "rounded between": ({"norm_rotate": rounds_between}, ("fresh", "store")),
+    "a slot later": (of_store(lambda s: s._replace(slots=s.slots + 1)), ("store",)),
+    "skipped slots": (of_store(lambda s: s._replace(slots=s.slots.abs())), ("store",)),
+    "slots of one sequence": (of_store(lambda s: s._replace(slots=s.slots[:1])), ("store",)),
+    "no values": (of_store(lambda s: s._replace(values=s.values.clone())), ("store",)),
+    "other values": (of_store(lambda s: s._replace(fresh=-s.fresh)), ("store",)),
+    "keys and values swapped": (of_store(lambda s: s._replace(keys=s.values, values=s.keys)), ("store",)),
 }
 
 
@@ -226,48 +244,9 @@ def test_honest_norm(what, sabotage):
     _norm(what)
 
 
-@pytest.mark.parametrize("fault", OF_THE_NORM.values(), ids=OF_THE_NORM)
-@pytest.mark.parametrize("what", ["fresh", "store"])
-def test_found_in_norms(fault, what, sabotage):
+@pytest.mark.parametrize(("name", "what"), [(name, what) for name in OF_NORMS for what in OF_NORMS[name][1]])
+def test_found_in_norms(name, what, sabotage):
     """In results and in the cache."""
-    sabotage(**fault)
-    with pytest.raises(AssertionError):
-        _norm(what)
-
-
-def norm_rounds_between(q, k, cos, sin, turn, norm, store):
-    """As a norm module does before a rotation: its result rounded to the dtype of q."""
-    zero = torch.zeros_like(cos)
-    q, k = cpu.norm_rotate(q, k, zero + 1, zero, turn._replace(scale=1.0), norm, None)
-    return cpu.norm_rotate(q, k, cos, sin, turn, None, store)
-
-
-def stores(change: Callable[[Store], Store]) -> Callable:
-    def norm_rotate(q, k, cos, sin, turn, norm, store):
-        turned, _ = cpu.norm_rotate(q, k, cos, sin, turn, norm, change(store))
-        return turned, store.keys
-
-    return norm_rotate
-
-
-@pytest.mark.parametrize(
-    ("what", "fault"),
-    [
-        ("fresh", {"norm_rotate": norm_rounds_between}),
-        ("store", {"norm_rotate": norm_rounds_between}),
-        ("store", {"norm_rotate": stores(lambda s: s._replace(slots=s.slots + 1))}),
-        ("store", {"norm_rotate": stores(lambda s: s._replace(slots=s.slots.abs()))}),
-        ("store", {"norm_rotate": stores(lambda s: s._replace(slots=s.slots[:1]))}),
-        ("store", {"norm_rotate": stores(lambda s: s._replace(values=s.values.clone()))}),
-        ("store", {"norm_rotate": stores(lambda s: s._replace(fresh=-s.fresh))}),
-        ("store", {"norm_rotate": stores(lambda s: s._replace(keys=s.values, values=s.keys))}),
-        ("gradients", {"rotate": of_turn(lambda turn: turn._replace(inverse=False))}),
-    ],
-    ids=["rounded between", "rounded between, stored", "a slot later", "skipped slots", "slots of one sequence",
-         "no values", "other values", "keys and values swapped", "one way"],
-)  # fmt: skip
-def test_found_where_norms_store_and_go_back(what, fault, sabotage):
-    """Faults of the cache's rows, and a rotation that turns the same way back."""
-    sabotage(**fault)
+    sabotage(**OF_NORMS[name][0])
     with pytest.raises(AssertionError):
         _norm(what)

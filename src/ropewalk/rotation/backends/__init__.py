@@ -35,20 +35,17 @@ def choose(
         for place, other in enumerate(others, 1):
             if type(other) not in PLAIN or other.is_neg():
                 x, name = other, names[place]
-    if backend is None:
-        for module in BACKENDS:
-            if not module.reasons_not_to(x):
-                return module
     for module in BACKENDS:
-        if module.name == backend:
+        if backend is None or module.name == backend:
             reasons = module.reasons_not_to(x)
             if not reasons:
                 return module
-            raise RopeError(
-                f"rotate: backend {backend!r} cannot run here.",
-                facts={name: x, "because": "; ".join(reasons)},
-                cure="Leave `backend` out for an automatic choice.",
-            )
+            if backend is not None:
+                raise RopeError(
+                    f"rotate: backend {backend!r} cannot run here.",
+                    facts={name: x, "because": "; ".join(reasons)},
+                    cure="Leave `backend` out for an automatic choice.",
+                )
     raise RopeError(
         f"rotate: there is no backend {backend!r}.",
         facts={"backends": [module.name for module in BACKENDS]},

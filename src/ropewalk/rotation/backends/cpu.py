@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk import compiled
-from ropewalk.compiled import new_like, reasons_for_mathematics
+from ropewalk.compiled import fresh, reasons_for_mathematics
 from ropewalk.precision import half_instructions
 from ropewalk.rotation.backends.request import AttentionRequest, Norm, Store, Turn
 
@@ -39,7 +39,7 @@ def rotate(
 ) -> list[Tensor]:
     """Rotate one or two tensors in one call to the kernel."""
     cos, sin = _tables(xs[0], cos, sin)
-    results = [new_like(x) for x in xs] if outs is None else list(outs)
+    results = [fresh(torch.empty_like(x)) for x in xs] if outs is None else list(outs)
     if len(xs) == 1:
         _native.rotate(*_request(cos, sin, turn), xs[0], results[0])
     else:
@@ -53,8 +53,8 @@ def norm_rotate(
     """Norm, rotate and store in one pass over q, k and the values."""
     cos, sin = _tables(q, cos, sin)
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
-    q_out = new_like(q)
-    k_out = new_like(k) if store is None else store.keys
+    q_out = fresh(torch.empty_like(q))
+    k_out = fresh(torch.empty_like(k)) if store is None else store.keys
     sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out, k_weight))
     kept: object = None
     if store is not None:
@@ -124,7 +124,7 @@ def attend(request: AttentionRequest) -> Tensor:
     """Attend in one call of the kernel; the same bits for any number of threads."""
     batch, heads, queries, head_dim = request.regions[0].q.shape
     # Tokens before heads, so that the caller merges the heads of a token without a copy.
-    out = compiled.fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
+    out = fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
     laid_out: dict[int, Tensor] = {}  # regions may share their keys
     for x in (request.values, *(region.k for region in request.regions)):
         laid_out.setdefault(id(x), _laid_out(x, queries))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,12 +42,13 @@ def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None 
 
 def attend(request: AttentionRequest) -> Tensor:
     """Attend within each region, and merge the results; gradients reach queries, keys, values and sinks."""
-    from torch.nn.attention.flex_attention import AuxRequest
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
+    attend_region = _compiled() if request.values.is_cuda else flex_attention
     values, softcap = request.values, _softcap(request.softcap) if request.softcap else None
     parts: list[tuple[Tensor, Tensor]] = []
     for region in request.regions:
-        out, aux = _flex_attention(values.is_cuda)(
+        out, aux = attend_region(
             region.q, rotated_keys(region), values, score_mod=softcap, scale=request.scale,
             block_mask=block_mask(region.bounds, values.shape[2]), enable_gqa=True, return_aux=AuxRequest(lse=True),
         )  # fmt: skip
@@ -102,16 +102,7 @@ def _softcap(cap: float) -> Callable[..., Tensor]:
 
 
 @functools.cache
-def _flex_attention(compiled: bool) -> Callable[..., Any]:
-    """Return flex attention, compiled; uncompiled it computes all scores, on any device, without its warning."""
+def _compiled() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    if compiled:
-        return torch.compile(flex_attention, fullgraph=True)
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
-            return flex_attention(*arguments, **options)
-
-    return call
+    return torch.compile(flex_attention, fullgraph=True)

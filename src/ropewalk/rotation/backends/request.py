@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+AXES = {"bshd": (1, 2), "bhsd": (2, 1), "thd": (0, 1)}
+"""The dimensions of tokens and heads in each layout."""
 
 
 class Turn(NamedTuple):
@@ -105,15 +108,7 @@ class AttentionRequest(NamedTuple):
     softcap: float = 0.0
     sinks: Tensor | None = None
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield queries, keys and values."""
-        for region in self.regions:
-            yield region.q
-            yield region.k
-        yield self.values
 
-
-@runtime_checkable
 class Backend(Protocol):
     """One implementation of rotation. Arguments have been checked; `rotate` documents the tables.
 
@@ -137,7 +132,6 @@ class Backend(Protocol):
         """Norm (if any), then rotate; with `store`, write keys and values there and return its keys."""
 
 
-@runtime_checkable
 class AttentionBackend(Protocol):
     """One implementation of attention by regions.
 
@@ -164,12 +158,8 @@ class AttentionBackend(Protocol):
 
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
     """Return strides of batch, token, head and feature of a tensor in `layout`, in elements."""
-    strides = x.stride()
-    if layout == "bshd":
-        return strides  # type: ignore[return-value]
-    if layout == "bhsd":
-        return strides[0], strides[2], strides[1], strides[3]
-    return 0, *strides  # type: ignore[return-value]
+    strides, (token, head) = x.stride(), AXES[layout]
+    return 0 if layout == "thd" else strides[0], strides[token], strides[head], strides[-1]
 
 
 def table_strides(table: Tensor, layout: str) -> tuple[int, int, int]:

@@ -70,10 +70,6 @@ def _rotate(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sin: Tens
     plans = _plans()
     plan = plans.planned(key)
     if plan is None:
-        if (q.shape[0] != k.shape[0] and turn.layout != "thd") or q.shape[-1] != k.shape[-1]:
-            for x, out in zip(xs, outs, strict=True):
-                _rotate([x], [out], cos, sin, turn)
-            return
         plan = plans.keep(key, plans.rotation_plan(xs, outs, cos, sin.shape[-1], turn, inplace))
     plan(q, k, q_out, k_out, cos, sin)
 

@@ -43,8 +43,7 @@ struct Tables {
     const void* positions = nullptr;  // [rows, axes]
     bool integral = true;             // int64 or float64 positions
     int64_t position_row = 0, position_axis = 0;
-    const double* columns = nullptr;  // [groups, pairs]
-    int64_t rows_per_group = 0;       // rows that share one row of columns
+    const double* columns = nullptr;  // [pairs]
     const int32_t* axes = nullptr;    // which coordinate each pair follows; null: the only one
     int64_t rows = 0, pairs = 0;
     void *cos = nullptr, *sin = nullptr;

@@ -278,16 +278,8 @@ void norm_rotate(nb::handle where, bool interleaved, double cos_scale, double si
     run(job, turn.threads);
 }
 
-std::vector<double> doubles(const nb::tuple& values) {
-    std::vector<double> copied;
-    copied.reserve(values.size());
-    for (nb::handle value : values) copied.push_back(nb::cast<double>(value));
-    return copied;
-}
-
-// positions: int64 or float64 [rows, axes]; columns: a tuple of floats, or contiguous float64 [groups, 1, pairs], each
-// for `rows / groups` rows; axes: a tuple or None; cos, sin: contiguous.
-void tables(int threads, nb::handle positions, nb::handle columns, nb::handle axes, nb::handle cos, nb::handle sin) {
+// positions: int64 or float64 [rows, axes]; columns: floats; axes: a tuple or None; cos, sin: contiguous.
+void tables(int threads, nb::handle positions, nb::tuple columns, nb::handle axes, nb::handle cos, nb::handle sin) {
     const View places(positions, "position_ids"), to_cos(cos, "cos"), to_sin(sin, "sin");
     Tables job;
     places.with_dims(2);
@@ -299,20 +291,10 @@ void tables(int threads, nb::handle positions, nb::handle columns, nb::handle ax
     job.rows = places.size(0);
     std::vector<double> own;
     std::vector<int32_t> own_axes;
-    int64_t groups = 1;
-    if (nb::isinstance<nb::tuple>(columns)) {
-        own = doubles(nb::borrow<nb::tuple>(columns));
-        job.columns = own.data();
-        job.pairs = static_cast<int64_t>(own.size());
-    } else {
-        const View rows(columns, "columns");
-        groups = rows.of(Dtype::float64).with_dims(3).size(0);
-        job.columns = rows.data<double>();
-        job.pairs = rows.size(2);
-        if (rows.contiguous_count() != groups * job.pairs) rows.fail("must be contiguous, [batch, 1, pairs]");
-        if (groups == 0 ? job.rows > 0 : job.rows % groups) rows.fail("must have a row for each row of the batch");
-    }
-    job.rows_per_group = std::max<int64_t>(1, groups ? job.rows / groups : 1);
+    own.reserve(columns.size());
+    for (nb::handle value : columns) own.push_back(nb::cast<double>(value));
+    job.columns = own.data();
+    job.pairs = static_cast<int64_t>(own.size());
     if (!axes.is_none()) {
         for (nb::handle axis : nb::borrow<nb::tuple>(axes)) {
             own_axes.push_back(nb::cast<int32_t>(axis));

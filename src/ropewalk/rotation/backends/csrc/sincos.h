@@ -52,7 +52,7 @@ void tables_as(const ropewalk::Tables& job, int64_t begin, int64_t end) {
                                 : static_cast<const double*>(job.positions)[at];
         };
         const double only = job.axes ? 0.0 : position(0);
-        const double* columns = job.columns + row / job.rows_per_group * job.pairs;
+        const double* columns = job.columns;
         for (int64_t from = 0; from < job.pairs; from += step) {
             const int64_t count = job.pairs - from < step ? job.pairs - from : step;
             bool small = true;

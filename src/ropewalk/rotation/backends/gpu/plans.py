@@ -17,7 +17,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ropewalk.rotation.backends.gpu.norm import norm_rotate_kernel
 from ropewalk.rotation.backends.gpu.rotation import rotate_kernel
-from ropewalk.rotation.backends.request import Store, Turn, table_strides, token_strides
+from ropewalk.rotation.backends.request import AXES, Store, Turn, table_strides, token_strides
 
 
 class Tile(NamedTuple):
@@ -129,67 +129,50 @@ def rotation_plan(
     xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, pairs: int, turn: Turn, inplace: bool
 ) -> LaunchPlan:
     """Plan the rotation of one or two tensors."""
-    strides = table_strides(cos, turn.layout)
-    tiles = [_tile(x, pairs, turn) for x in xs]
-    constants = _constants(xs[0], [*xs, *outs], pairs, strides, tiles, turn)
-    if inplace:
-        constants = constants._replace(sections=1)
-    values = {
-        **_numbers(xs[0], strides, turn),
-        **_strides({"": (xs[0], xs[-1]), "_out": (outs[0], outs[-1])}, turn.layout),
-        "C": constants,
-        "Q_TILE": tiles[0],
-        "K_TILE": tiles[1] if len(xs) == 2 else Tile(0, 0, 1, 1),
-    }
-    grid, warps = _grid(xs[0], tiles, constants.group, turn.layout), _num_warps(constants.block)
-    return LaunchPlan(rotate_kernel, grid, values, warps)
+    return _planned(rotate_kernel, xs, outs, [], cos, pairs, turn, {"sections": 1} if inplace else {}, {})
 
 
 def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None) -> LaunchPlan:
     """Plan norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write to its buffers."""
-    pairs, strides = cos.shape[-1], table_strides(cos, turn.layout)
+    values: dict[str, object] = {"eps": 0.0 if eps is None else float(eps)}
+    if store is None:
+        cached, none = [], (0, 0, 0, 0)
+        values |= {"slot_strides": (0, 0), "fresh_strides": none, "value_strides": none}
+    else:
+        cached, slots = [store.fresh, store.values], store.slots
+        values |= {
+            "k_out_strides": token_strides(store.keys, "bhsd"),
+            "value_strides": token_strides(store.values, "bhsd"),
+            "fresh_strides": token_strides(store.fresh, turn.layout),
+            "slot_strides": (slots.stride(0) if len(slots) > 1 else 0, slots.stride(1)),
+        }
+    constants = {"normed": eps is not None, "stored": store is not None}
+    return _planned(norm_rotate_kernel, xs, outs, cached, cos, cos.shape[-1], turn, constants, values)
+
+
+def _planned(
+    kernel: Any, xs: Sequence[Tensor], outs: Sequence[Tensor], cached: Sequence[Tensor], cos: Tensor, pairs: int,
+    turn: Turn, constants: dict[str, Any], values: dict[str, object],
+) -> LaunchPlan:  # fmt: skip
+    """Plan a launch; `constants` and `values` are the kernel's own."""
+    strides = table_strides(cos, turn.layout)
     tiles = [_tile(x, pairs, turn) for x in xs]
-    cached = [] if store is None else [store.fresh, store.values]
-    constants = _constants(xs[0], [*xs, *outs, *cached], pairs, strides, tiles, turn)
-    values = {
-        **_numbers(xs[0], strides, turn),
-        **_strides({"": xs, "_out": outs}, turn.layout),
-        "slot_strides": (0, 0),
-        "fresh_strides": (0, 0, 0, 0),
-        "value_strides": (0, 0, 0, 0),
-        "eps": 0.0 if eps is None else float(eps),
-        "C": constants._replace(normed=eps is not None, stored=store is not None),
-        "Q_TILE": tiles[0],
-        "K_TILE": tiles[1],
-    }
-    if store is not None:
-        values["k_out_strides"] = token_strides(store.keys, "bhsd")
-        values["value_strides"] = token_strides(store.values, "bhsd")
-        values["fresh_strides"] = token_strides(store.fresh, turn.layout)
-        values["slot_strides"] = store.slots.stride(0) if len(store.slots) > 1 else 0, store.slots.stride(1)
-    return LaunchPlan(
-        norm_rotate_kernel, _grid(xs[0], tiles, constants.group, turn.layout), values, _num_warps(constants.block)
-    )
-
-
-def _numbers(x: Tensor, strides: tuple[int, int, int], turn: Turn) -> dict[str, object]:
-    """Return the numbers that every kernel takes."""
-    sin_scale = -turn.scale if turn.inverse else turn.scale
-    return {
-        "length": _sizes(x, turn.layout)[1],
+    shared = _constants(xs[0], [*xs, *outs, *cached], pairs, strides, tiles, turn)._replace(**constants)
+    every = {
+        "length": _sizes(xs[0], turn.layout)[1],
         "table_strides": strides,
         "cos_scale": float(turn.scale),
-        "sin_scale": float(sin_scale),
+        "sin_scale": float(-turn.scale if turn.inverse else turn.scale),
+        "q_strides": token_strides(xs[0], turn.layout),
+        "k_strides": token_strides(xs[-1], turn.layout),
+        "q_out_strides": token_strides(outs[0], turn.layout),
+        "k_out_strides": token_strides(outs[-1], turn.layout),
+        "C": shared,
+        "Q_TILE": tiles[0],
+        "K_TILE": tiles[1] if len(xs) == 2 else Tile(0, 0, 1, 1),
+        **values,
     }
-
-
-def _strides(of: dict[str, Pair], layout: str) -> dict[str, object]:
-    """Return strides of queries' and keys' tensors, by the names of the kernels' arguments."""
-    return {
-        f"{which}{name}_strides": token_strides(x, layout)
-        for name, pair in of.items()
-        for which, x in zip("qk", pair, strict=True)
-    }
+    return LaunchPlan(kernel, _grid(xs[0], tiles, shared.group, turn.layout), every, _num_warps(shared.block))
 
 
 def _constants(
@@ -243,11 +226,12 @@ def _tile(x: Tensor, pairs: int, turn: Turn) -> Tile:
     rows = max(1, 2 * threads * (ACCESS // x.element_size()) // block)
     _, length = _sizes(x, turn.layout)
     _, token, head, _ = token_strides(x, turn.layout)
-    heads, most_tokens = x.shape[2 if turn.layout == "bshd" else 1], _power_of_2(length)
+    heads, most_tokens = x.shape[AXES[turn.layout][1]], _power_of_2(length)
     most = min(rows, _power_of_2(heads))
     if head > token and length > 1:
         most = max(1, min(most, rows // 8))
-    best = next(size for size in _halves(most) if heads >= _FILLED * size * _ceil(heads, size))
+    halves = (most >> n for n in range(most.bit_length()))
+    best = next(size for size in halves if heads >= _FILLED * size * _ceil(heads, size))
     if _shares_angles(x, turn) and best < rows:  # enough tokens for two neighbouring angles per thread
         best = max(1, min(best, rows * block // (2 * threads)))
     return Tile(heads, max(1, _ceil(heads, best)), best, min(rows // best, most_tokens))
@@ -261,11 +245,7 @@ def _grid(x: Tensor, tiles: Sequence[Tile], group: int, layout: str) -> int:
 
 def _sizes(x: Tensor, layout: str) -> tuple[int, int]:
     """Return batch and tokens of a tensor; packed tokens are one sequence."""
-    return (1, x.shape[0]) if layout == "thd" else (x.shape[0], x.shape[2 if layout == "bhsd" else 1])
-
-
-def _halves(size: int) -> list[int]:
-    return [size >> n for n in range(size.bit_length())]
+    return 1 if layout == "thd" else x.shape[0], x.shape[AXES[layout][0]]
 
 
 def _ceil(count: int, size: int) -> int:
