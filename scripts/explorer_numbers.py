@@ -25,8 +25,7 @@ from ropewalk.figures.material import (
     TITLES,
     as_complex,
     attention_inputs,
-    packaged_configs,
-    published,
+    opened,
     queries_and_keys,
     rotary_model,
     shown_name,
@@ -45,12 +44,12 @@ LONGEST = 524_288  # tokens of the longest target of a table: `abf`, which searc
 
 def published_presets() -> list[dict[str, Any]]:
     """Return the ropes of the packaged configs and of the built-in model; takes a minute."""
-    return [entry for name in (*packaged_configs(), "tiny") for entry in preset_of(name)]
+    return [entry for name in (*TITLES, "tiny") for entry in preset_of(name)]
 
 
 def preset_of(name: str) -> list[dict[str, Any]]:
     """Return the ropes of one packaged config or of the built-in model."""
-    return preset_entries(published(name), TITLES.get(name, "tiny, the built-in model"), name, LONGEST)
+    return preset_entries(opened(name), TITLES.get(name, "tiny, the built-in model"), name, LONGEST)
 
 
 BIAS_TOKENS = 32

@@ -13,7 +13,7 @@ import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.figures import style as styles
 from ropewalk.figures.inline import CARD, NIGHT
-from ropewalk.figures.material import main_rope, opened, packaged
+from ropewalk.figures.material import CONFIGS, main_rope, opened
 from ropewalk.figures.pairs import _runs
 from ropewalk.figures.style import LOOKS, OTHER
 from tests.figures.drawn import check_units, lines
@@ -116,7 +116,7 @@ def test_every_kind_of_config(tmp_path: Path) -> None:
     """A packaged name, a path, a dict, an object with to_dict, and a RopeConfig: the same rope."""
     content = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 16}
     holder = type("Config", (), {"to_dict": lambda self: content})()
-    path = packaged("configs", "llama_2_7b.json")
+    path = CONFIGS / "llama_2_7b.json"
     assert opened("llama_2_7b").name == "Llama 2 7B"
     assert opened(path).ropes == opened(str(path)).ropes == opened("llama_2_7b").ropes
     assert main_rope("gemma_3_1b").theta == 1e6  # of full attention

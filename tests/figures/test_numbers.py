@@ -15,10 +15,10 @@ from ropewalk.figures import (
     unseen_numbers,
 )
 from ropewalk.figures.material import (
+    CONFIGS,
+    TITLES,
     LayerInput,
     attention_inputs,
-    packaged,
-    packaged_configs,
     queries_and_keys,
     rotary_model,
     windows,
@@ -37,9 +37,9 @@ def rope(head_dim: int = 64, theta: float = 1e4, length: int | None = None) -> r
 
 def test_packaged_configs_are_the_published_ones() -> None:
     """Byte for byte those of the fixtures, which say their source."""
-    assert len(packaged_configs()) == 6
-    for name in packaged_configs():
-        assert packaged("configs", f"{name}.json").read_bytes() == (FIXTURES / f"{name}.json").read_bytes()
+    assert {path.stem for path in CONFIGS.iterdir()} == set(TITLES)
+    for name in TITLES:
+        assert (CONFIGS / f"{name}.json").read_bytes() == (FIXTURES / f"{name}.json").read_bytes()
 
 
 def test_decay_of_equal_pairs_and_the_papers_bound() -> None:

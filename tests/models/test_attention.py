@@ -131,7 +131,7 @@ def test_what_is_refused() -> None:
 def test_nothing_given_is_ignored() -> None:
     """Arguments that ready inputs stand for are refused, not dropped; so are inputs of a call of another shape."""
     attention, x = make(), torch.randn(1, 4, HIDDEN, dtype=torch.float64)
-    inputs = ForwardInputs.of(x)
+    inputs = ForwardInputs(x)
     assert torch.equal(attention(x, inputs=inputs), attention(x))
     cache = KVCache(num_layers=1, batch=1, num_key_value_heads=2, head_dim=DIM, dtype=torch.float64)
     given: dict[str, Any] = {
@@ -158,7 +158,7 @@ def test_a_cache_of_several_layers_requires_the_layer() -> None:
     with pytest.raises(RopeError, match=r"(?s)`layer` is required.*layer=i"):
         module(x, cache=cache)
     with pytest.raises(RopeError, match="`layer` is required"):
-        module(x, inputs=ForwardInputs.of(x, cache=cache))
+        module(x, inputs=ForwardInputs(x, cache=cache))
     assert cache.lengths.tolist() == [0]
 
 

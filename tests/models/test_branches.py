@@ -29,9 +29,9 @@ def branched(layer: rw.Attention, x: Tensor, branches: Branches) -> Tensor:
         extensions=[layer.extension],
     )  # fmt: skip
     layer(x[:, :held], cache=cache)
-    layout = cache.lay_out(1, len(branches))
-    layout.branches = branches
-    return layer(x[:, held:], inputs=ForwardInputs(layout, cache=cache, dtype=x.dtype))[0]
+    inputs = ForwardInputs(x[:, held:], cache=cache)
+    inputs.layout.branches = branches
+    return layer(x[:, held:], inputs=inputs)[0]
 
 
 def lines(layer: rw.Attention, x: Tensor, parents: tuple[int, ...]) -> Tensor:

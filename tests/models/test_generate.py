@@ -13,8 +13,7 @@ import torch
 from ropewalk import RopeError
 from ropewalk.models import generation as module
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generation import draws_of, generate, sample
-from ropewalk.models.prompts import token_lists
+from ropewalk.models.generation import draws_of, generate, sample, token_lists
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE
 from ropewalk.tokenizer import TextTokenizer
 from tests.models.forms import ROPE, TRAINED, VOCAB, make_decoder

@@ -64,7 +64,7 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
         ) from error
 
 
-def _encoding_to_dict(encoding: str | EncodingConfig | None) -> dict[str, Any] | None:
+def _encoding_to_dict(encoding: object) -> dict[str, Any] | None:
     """Return an encoding's name and fields; None for a rope, or for no positions."""
     if not isinstance(encoding, EncodingConfig):
         return None

@@ -24,7 +24,6 @@ from ropewalk.figures.style import (
 )
 from ropewalk.methods import Reach, method_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import Scaling
 from ropewalk.rope.values import check_whole
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ NAMES = {
     "abf": "ABF",
     "resonance": "Resonance",
 }
+OWN = {"linear": "pi"}  # our name of a rule in configs, if it differs
 _UNSEEN = "#f0a068"
 
 
@@ -146,9 +146,8 @@ def unseen_numbers(config: Any, target: int | None = None, *, rows: int = 256) -
         )
     methods = ("plain", *METHODS)
     ropes = {name: method_named(name).rope(rope.unscaled(), Reach(trained, length)) for name in methods}
-    own = own_name(rope)
-    if own is not None:
-        ropes[own] = rope  # with its own parameters, whatever the target
+    if rope.scaling is not None:  # with its own parameters, whatever the target
+        ropes[OWN.get(rope.scaling.rope_type, rope.scaling.rope_type)] = rope
     positions = np.linspace(0, length - 1, rows)
     base = frequencies(rope.unscaled())
     by_method = {NAMES.get(name, name): frequencies(one, length) for name, one in ropes.items()}
@@ -203,12 +202,6 @@ def _share(share: float) -> str:
     return "0 %" if share == 0 else "below 0.1 %" if share < 0.001 else f"{share:.1%}".replace("%", " %")
 
 
-def own_name(rope: RopeConfig) -> str | None:
-    """Return the method of a config's own scaling, by our name; None if it has none."""
-    kind = None if rope.scaling is None else rope.scaling.rope_type
-    return {"linear": "pi"}.get(kind, kind) if kind is not None else None
-
-
 def lengths(rope: RopeConfig) -> tuple[int, int]:
     """Return the lengths before and with a config's scaling (without a scaling: four times the first), in tokens."""
     trained = rope.original_length
@@ -218,13 +211,7 @@ def lengths(rope: RopeConfig) -> tuple[int, int]:
             facts={"config": rope},
             cure="Add max_position_embeddings to it.",
         )
-    most = rope.max_position_embeddings or trained
     if rope.scaling is None:
         return trained, 4 * trained
-    return trained, max(most, round(trained * stated_factor(rope.scaling, most / trained)))
-
-
-def stated_factor(scaling: Scaling | None, otherwise: float) -> float:
-    """Return the scaling's `factor` if it has one above 1, else `otherwise`."""
-    factor = getattr(scaling, "factor", None)
-    return float(factor) if isinstance(factor, int | float) and factor > 1 else otherwise
+    most, factor = rope.max_position_embeddings or trained, getattr(rope.scaling, "factor", None)
+    return trained, max(most, round(trained * factor)) if isinstance(factor, int | float) else most

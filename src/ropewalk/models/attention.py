@@ -179,7 +179,7 @@ class Attention(nn.Module):
         }  # fmt: skip
         check_kind("Attention", bool, "Pass True for the weights too.", need_weights=need_weights)
         if inputs is not None:
-            check_kind("Attention", ForwardInputs, "Build it: ForwardInputs.of(hidden_states, ...).", inputs=inputs)
+            check_kind("Attention", ForwardInputs, "Build it: ForwardInputs(hidden_states, ...).", inputs=inputs)
         standalone, layer = inputs is None, _layer_of(cache if inputs is None else inputs.cache, layer)
         if inputs is None:
             if bias is not None:
@@ -188,7 +188,7 @@ class Attention(nn.Module):
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
                 cache.check_layer(layer, self, self.rope, self.extension)
-            inputs = ForwardInputs.of(hidden_states, **given, layer=layer)
+            inputs = ForwardInputs(hidden_states, **given, layer=layer)
         else:
             _check_inputs(inputs, hidden_states, given)
         cache = inputs.cache
@@ -283,13 +283,13 @@ def _check_inputs(inputs: ForwardInputs, hidden_states: Tensor, given: dict[str,
         raise RopeError(
             f"Attention: `inputs` is already built, so {names} would be ignored.",
             facts=ignored,
-            cure="Omit `inputs`, or build it with them: ForwardInputs.of(hidden_states, ...).",
+            cure="Omit `inputs`, or build it with them: ForwardInputs(hidden_states, ...).",
         )
     if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
         raise RopeError(
             "Attention: `inputs` was built for a different shape.",
             facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
-            cure="Build it from the hidden states of this call: ForwardInputs.of(hidden_states, ...).",
+            cure="Build it from the hidden states of this call: ForwardInputs(hidden_states, ...).",
         )
 
 

@@ -67,7 +67,7 @@ class TextClassifier(Backbone):
                 )
         x = self.embed_tokens(input_ids)
         seq_len = self.config.max_length if self.config.needs_seq_len else None
-        inputs = ForwardInputs.of(x, attention_mask=attention_mask, seq_len=seq_len, where="TextClassifier")
+        inputs = ForwardInputs(x, attention_mask=attention_mask, seq_len=seq_len, where="TextClassifier")
         dropout = self.config.dropout if self.training else 0.0
         pooled = self._pooled(self.hidden_of(x, inputs, dropout), inputs.layout.real)
         return self.classifier((F.dropout(pooled, dropout) if dropout else pooled).to(inputs.dtype))  # type: ignore[no-any-return]

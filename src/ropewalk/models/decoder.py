@@ -18,7 +18,7 @@ from ropewalk.models.cache import KVCache
 from ropewalk.models.config import DecoderConfig, TextClassifierConfig
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes, known_range
 from ropewalk.models.forward_inputs import ForwardInputs
-from ropewalk.models.norm import RMSNorm, residual_stream
+from ropewalk.models.norm import HALF, RMSNorm
 from ropewalk.rope.model_ropes import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -109,9 +109,9 @@ class DecoderLayer(nn.Module):
                 raise RopeError(
                     "DecoderLayer: without `inputs`, `x` must be [batch, seq, hidden], and `bias` None.",
                     facts={"x": x, "bias": bias},
-                    cure="Add the batch with x[None]; for positions pass ForwardInputs.of(x, position_ids=...).",
+                    cure="Add the batch with x[None]; for positions pass ForwardInputs(x, position_ids=...).",
                 )
-            inputs = ForwardInputs.of(x, where="DecoderLayer")
+            inputs = ForwardInputs(x, where="DecoderLayer")
         normed = self.input_layernorm(x).to(inputs.dtype)
         dropout = self.residual_dropout if self.training else 0.0
         x = x + F.dropout(self.self_attn(normed, inputs=inputs, layer=layer, bias=bias), dropout, training=dropout > 0)
@@ -142,7 +142,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw all weights from torch's generator: normal matrices, zero biases, unit norms, encodings by their own rule."""
+        """Draw all weights: normal matrices, zero biases, unit norms, encodings by their own rule."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.weight.normal_(0.0, self.config.initializer_range)
@@ -179,7 +179,7 @@ class Backbone(nn.Module):
 
         The bias of an encoding of all layers is computed here and passed as an argument, so no layer stores it.
         """
-        x = residual_stream(x)
+        x = x.float() if x.dtype in HALF else x  # to keep small summands
         if self.encoding is not None:
             x = self.encoding.embedded(x, inputs.places.queries)
         x = F.dropout(x, dropout) if dropout else x
@@ -253,7 +253,7 @@ class Decoder(Backbone):
             )
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)
-            inputs = ForwardInputs.of(
+            inputs = ForwardInputs(
                 x,
                 position_ids=position_ids,
                 attention_mask=attention_mask,

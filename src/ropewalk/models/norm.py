@@ -52,8 +52,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def residual_stream(x: Tensor) -> Tensor:
-    """Return embeddings in the dtype of the residual stream: float32 for a half type, to keep small summands."""
-    return x.float() if x.dtype in HALF else x
