@@ -119,9 +119,9 @@ def head_entries() -> dict[str, Any]:
     model = rotary_model("tiny")
     rope = next(rope for rope in model.config.ropes if rope is not None)
     heads = []
-    for layer, given in enumerate(attention_inputs(model, windows(model, HEAD_TEXTS, HEAD_TOKENS))):
-        assert given.attention.rope == rope
-        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(given))
+    for layer, (attention, x) in enumerate(attention_inputs(model, windows(model, HEAD_TEXTS, HEAD_TOKENS))):
+        assert attention.rope == rope
+        q, k = (each.double().mean((0, 2)) for each in queries_and_keys(attention, x))
         for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
             pairs_q, rest_q = as_complex(one_q, rope)
             pairs_k, rest_k = as_complex(one_k, rope)

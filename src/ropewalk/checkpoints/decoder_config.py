@@ -48,13 +48,13 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
         distinct = [_rope_from_dict(rope) for rope in config["ropes"]]
         ropes = tuple(None if number is None else distinct[number] for number in config["rope_of_layer"])
         windows = tuple(config["sliding_windows"])
-        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ()) or (None,)
+        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ())
         return DecoderConfig(
             **{name: value for name, value in config.items() if name in named},
-            rope=ropes[0] if ropes and len(set(ropes)) == 1 else ropes,
-            sliding_window=windows[0] if windows and len(set(windows)) == 1 else windows,
+            rope=ropes,
+            sliding_window=windows,
             encoding=_encoding_from_dict(config.get("encoding")),
-            extension=extensions[0] if len(set(extensions)) == 1 else extensions,
+            extension=extensions or None,
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise RopeError(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -121,19 +121,14 @@ def windows(model: Decoder, count: int, tokens: int, text: str | None = None) ->
     return torch.tensor(rows)
 
 
-class LayerInput(NamedTuple):
-    """One layer's attention and its input, hidden states `[batch, seq, hidden]`."""
-
-    attention: Attention
-    hidden: Tensor
-
-
-def attention_inputs(model: Decoder, input_ids: Tensor, position_ids: Tensor | None = None) -> list[LayerInput]:
-    """Return the input of each layer's attention in one forward over `input_ids` `[batch, seq]`."""
-    inputs: list[LayerInput] = []
+def attention_inputs(
+    model: Decoder, input_ids: Tensor, position_ids: Tensor | None = None
+) -> list[tuple[Attention, Tensor]]:
+    """Return each layer's attention and its input `[batch, seq, hidden]` in one forward over `input_ids`."""
+    inputs: list[tuple[Attention, Tensor]] = []
 
     def note(module: Any, arguments: tuple[Any, ...]) -> None:
-        inputs.append(LayerInput(module, arguments[0].detach()))
+        inputs.append((module, arguments[0].detach()))
 
     hooks = [layer.self_attn.register_forward_pre_hook(note) for layer in model.layers]  # type: ignore[union-attr]
     try:
@@ -145,9 +140,8 @@ def attention_inputs(model: Decoder, input_ids: Tensor, position_ids: Tensor | N
     return inputs
 
 
-def queries_and_keys(layer: LayerInput) -> tuple[Tensor, Tensor]:
+def queries_and_keys(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return queries and keys before rotation, both `[batch, heads, seq, head_dim]`, key heads repeated."""
-    attention, x = layer
     batch, seq, _ = x.shape
     with torch.inference_mode():
         q = attention.q_proj(x).view(batch, seq, attention.num_attention_heads, attention.head_dim)

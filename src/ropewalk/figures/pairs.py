@@ -71,7 +71,7 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
         from matplotlib.colors import LinearSegmentedColormap, LogNorm
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
-        from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+        from matplotlib.ticker import MaxNLocator
 
         columns = min(fit(3, 2), len(cells))
         rows = -(-len(cells) // columns)
@@ -109,10 +109,9 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
         )  # fmt: skip
         place = fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40})
         drawn = bar(figure, image, grid, "frequency / unscaled frequency (no unit)", **place)
-        axis = fit(drawn.ax.yaxis, drawn.ax.xaxis)
-        axis.set_major_locator(FixedLocator([2.0**-n for n in range(12) if 2.0**-n >= least]))
-        axis.set_major_formatter(FuncFormatter(_fraction))
-        axis.set_minor_locator(NullLocator())
+        powers = [2**n for n in range(12) if 2.0**-n >= least]
+        drawn.set_ticks([1 / power for power in powers], labels=["1", *(f"1/{power}" for power in powers[1:])])
+        drawn.minorticks_off()
         caption(figure, shown["title"], shown["note"])
         handle = Patch(facecolor=_UNSEEN, edgecolor=ON_LIGHT, linewidth=0, hatch="/////", label="angle never seen")
         if fit(True, False):
@@ -182,15 +181,6 @@ def _runs(marked: Sequence[bool]) -> list[tuple[int, int]]:
     padded = [False, *marked, False]
     edges = [place for place, (before, after) in enumerate(pairwise(padded)) if bool(before) != bool(after)]
     return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-def _fraction(value: float, _: object = None) -> str:
-    """Return a power of two below one as a fraction.
-
-    >>> _fraction(1.0), _fraction(0.125)
-    ('1', '1/8')
-    """
-    return "1" if value == 1 else f"1/{1 / value:g}"
 
 
 def _share(share: float) -> str:

@@ -226,13 +226,13 @@ def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Arra
     With q and k as complex numbers, the mean is Re(mean(q) conj(mean(k)) exp(i D f)).
     """
     curves: dict[str, Array] = {}
-    for layer, given in enumerate(attention_inputs(model, ids)):
-        rope = given.attention.rope
+    for layer, (attention, hidden) in enumerate(attention_inputs(model, ids)):
+        rope = attention.rope
         assert rope is not None
         length = int(distances[-1]) + 1
         scale = attention_factor_of(rope, length) ** 2 / rope.head_dim**0.5
         rotation = np.exp(1j * np.outer(frequencies(rope, length), distances))
-        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(given))
+        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(attention, hidden))
         for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
             pairs_q, rest_q = as_complex(one_q, rope)
             pairs_k, rest_k = as_complex(one_k, rope)

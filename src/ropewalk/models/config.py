@@ -77,16 +77,15 @@ class DecoderConfig:
                 facts=sizes,
                 cure="Pass head_dim=... if a head is not hidden_size / num_attention_heads.",
             )
-        head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
-        rope, encoding = rope_or_encoding(where, self.rope, self.encoding, head_dim)
-        settings = {
+        settings: dict[str, Any] = {
             "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
-            "head_dim": head_dim,
-            "encoding": None if isinstance(encoding, NoPE) else encoding,
+            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
         }
-        for name, value in (("rope", rope), ("sliding_window", self.sliding_window), ("extension", self.extension)):
-            of_layers = entries(where, name, value, self.num_hidden_layers)
+        for name in ("rope", "sliding_window", "extension"):
+            of_layers = entries(where, name, getattr(self, name), self.num_hidden_layers)
             settings[name] = of_layers[0] if len(set(of_layers)) == 1 else of_layers
+        rope, encoding = rope_or_encoding(where, settings["rope"], self.encoding, settings["head_dim"])
+        settings |= {"rope": rope, "encoding": None if isinstance(encoding, NoPE) else encoding}
         for name, value in settings.items():
             object.__setattr__(self, name, value)
 

@@ -65,6 +65,7 @@ def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
 class DecoderLayer(nn.Module):
     """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names as in Hugging Face's Llama.
 
+    >>> from ropewalk.rope.config import RopeConfig
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
     ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
     >>> Decoder(config).layers[0](torch.zeros(1, 3, 16)).shape
@@ -102,20 +103,13 @@ class DecoderLayer(nn.Module):
         Without `inputs`, positions count from 0, as in a model's call without further arguments. `x` may be float32 for
         weights of a half type: the result of a norm is rounded once, to the dtype of `inputs`.
 
-        **Raises:** `RopeError` for a different shape, and without `inputs` if the frequencies depend on `seq_len`.
+        **Raises:** `RopeError` for a different shape; without `inputs` for a `bias`, or if a `seq_len` is needed.
         """
-        if inputs is None:
-            if bias is not None or x.ndim != 3:
-                raise RopeError(
-                    "DecoderLayer: without `inputs`, `x` must be [batch, seq, hidden], and `bias` None.",
-                    facts={"x": x, "bias": bias},
-                    cure="Add the batch with x[None]; for positions pass ForwardInputs(x, position_ids=...).",
-                )
-            inputs = ForwardInputs(x, where="DecoderLayer")
-        normed = self.input_layernorm(x).to(inputs.dtype)
+        dtype = x.dtype if inputs is None else inputs.dtype
+        normed = self.input_layernorm(x).to(dtype)
         dropout = self.residual_dropout if self.training else 0.0
         x = x + F.dropout(self.self_attn(normed, inputs=inputs, layer=layer, bias=bias), dropout, training=dropout > 0)
-        out = self.mlp(self.post_attention_layernorm(x).to(inputs.dtype))
+        out = self.mlp(self.post_attention_layernorm(x).to(dtype))
         return x + F.dropout(out, dropout, training=dropout > 0)
 
 

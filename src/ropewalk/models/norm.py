@@ -31,11 +31,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `[..., size]`."""
         if x.dtype in (torch.float32, torch.float64):
-            if self.weight.dtype in HALF:
-                return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
-            if self.weight.dtype == x.dtype:
-                return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-            return self.weight * F.rms_norm(x, self.weight.shape, None, self.eps)
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
         return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
