@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.rope.extensions import ReRoPE
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, Linear, Scaling, YaRN
-from tests.models.forms import LONG, ROPE, TRAINED, VOCAB, make_decoder
+from tests.models.forms import ROPE, TRAINED, VOCAB, make_decoder
 
 make = partial(make_decoder, torch.float32)
 
@@ -71,47 +70,6 @@ def test_a_cache_keeps_no_gradients() -> None:
     assert low.new_cache().dtype == torch.bfloat16
     cache = low.new_cache(dtype=torch.float32)
     close(torch.cat([low(part, cache=cache) for part in tokens.split([5, 1, 3], 1)], 1), low(tokens), atol=0.1)
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize("scaling", [DynamicNTK(2.0), LONG], ids=["dynamic", "longrope"])
-def test_outgrown_and_disagreeing_caches_are_refused(scaling: Scaling) -> None:
-    """seq_len is required, fixed, and not to be outgrown; a cache of another rope is refused."""
-    model, plain = make(rope=rope(scaling)), make(rope=rope())
-    cache = model.new_cache(seq_len=12)
-    model(ids(1, TRAINED), cache=cache)
-    for call, message in (
-        (lambda: model(ids(1, 4)), "`seq_len` is required"),
-        (lambda: model.new_cache(), "`seq_len` is required"),
-        (lambda: model(ids(1, 1), cache=cache, seq_len=13), "`seq_len` differs"),
-        (lambda: model(ids(1, 1), cache=cache), "exceeds the `seq_len`"),
-        (lambda: plain(ids(1, 1), cache=cache), "made for a different rope"),
-        (lambda: plain(ids(1, 1), cache=plain.new_cache(), seq_len=9), "`seq_len` differs"),
-    ):
-        with pytest.raises(RopeError, match=message):
-            call()
-    assert cache.lengths.tolist() == [TRAINED]
-
-
-@pytest.mark.rejects
-def test_what_is_refused() -> None:
-    """Wrong tokens and impossible configurations are named."""
-    model = make(rope=rope())
-    with pytest.raises(RopeError, match=r"`input_ids` must be integers \[batch, seq\]"):
-        model(torch.tensor([1, 2]))
-    with pytest.raises(RopeError, match="`input_ids` must be integers"):
-        model(torch.ones(1, 2))
-    with pytest.raises(RopeError, match=r"outside the vocabulary(.|\n)*highest +50"):
-        model(torch.tensor([[0, 50]]))
-    for changes, message in (
-        ({"rope": (rope(),)}, "one entry per layer"),
-        ({"sliding_window": (1, 2)}, "one entry per layer"),
-        ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a whole number"),
-        ({"head_dim": None, "hidden_size": 30}, "`hidden_size` is not a multiple"),
-        ({"num_key_value_heads": 3}, "multiple of `num_key_value_heads`"),
-    ):
-        with pytest.raises(RopeError, match=message):
-            make(**changes)
 
 
 def test_nothing_at_all() -> None:
@@ -230,23 +188,3 @@ def test_with_positions_sets_both_at_once() -> None:
     assert (both.config.rope, both.config.extension) == (far, near)
     for same in (scaled.with_positions(extension=near), both.with_positions()):
         assert torch.equal(same(tokens), both(tokens))
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rope": (rope(),)}, "a tuple `rope` needs one entry per layer"),
-        ({"extension": (None,)}, "a tuple `extension` needs one entry per layer"),
-        ({"rope": None, "extension": ReRoPE(4)}, "no layer of this model has a rope"),
-    ],
-    ids=str,
-)
-def test_with_positions_refuses(settings: dict[str, Any], message: str) -> None:
-    """Another number of layers, and a rope that an extension still needs."""
-    with pytest.raises(RopeError, match=message):
-        make(rope=rope()).with_positions(**settings)
-    with pytest.raises(RopeError, match="with a rope over all earlier tokens"):
-        make(rope=rope()).with_positions(extension=ReRoPE(4)).with_positions(rope=None)
-    with pytest.raises(RopeError, match=r"ModelRopes: a tuple `extensions` needs one entry per layer"):
-        ModelRopes((rope(),), (), (None,))

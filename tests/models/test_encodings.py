@@ -238,36 +238,3 @@ def test_activation_checkpointing_keeps_the_gradients(model, ids, use_reentrant)
     rounding = 1e-12 * max(float(gradient.abs().max()) for gradient in wanted)  # small sums of large terms
     for one, other in zip(gradients(model, ids), wanted, strict=True):
         torch.testing.assert_close(one, other, atol=rounding, rtol=1e-12)
-
-
-SHAPE = {"vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-ROPE = rw.RopeConfig(4, interleaved=False)
-
-
-def small(encoding):
-    return rw.Decoder(rw.models.DecoderConfig(**SHAPE, encoding=encoding))
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: small("rotary"), "unknown encoding"),
-        (lambda: rw.models.DecoderConfig(**SHAPE, encoding="alibi", rope=ROPE), "mutually exclusive"),
-        (lambda: rw.Attention(8, 2, encoding="alibi", rope=ROPE), "mutually exclusive"),
-        (lambda: small(encodings.LearnedAbsolute(4))(torch.zeros(1, 5).long()), "no vector for this position"),
-        (lambda: small("alibi").with_positions(rope=ROPE), "different encoding"),
-        (lambda: small("alibi")(torch.zeros(1, 5).long(), position_ids=torch.rand(5)), "must be integers"),
-        (lambda: rw.Attention(8, 2, encoding="xpos", causal=False), "must be causal"),
-        (lambda: encodings.XPos().build(SIZES).encoded(*torch.zeros(2, 1, 1, 3, 4), torch.tensor([40_000])), "too far"),
-        (lambda: encodings.T5Bias(num_buckets=6), "num_buckets"),
-        (lambda: encodings.RelativeBias(max_distance=-1), "max_distance"),
-    ],
-)
-def test_bad_calls(call, message):
-    """Each is named."""
-    with pytest.raises(rw.RopeError, match=message):
-        call()
-    model = small("alibi")
-    with pytest.raises(rw.RopeError, match="is its index in the row"):
-        model(torch.zeros(1, 5).long(), position_ids=torch.arange(5) + 3, cache=model.new_cache())

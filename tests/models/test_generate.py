@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk import RopeError
 from ropewalk.models import generation as module
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import draws_of, generate, sample, token_lists
@@ -172,42 +171,6 @@ def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
     assert generate(model, "abc", max_new_tokens=20) == ended
     assert generate(model, "abc", max_new_tokens=20, stop_tokens=()) == begun
     assert generate(model, [[256, *b"abc"]], max_new_tokens=20) == begun
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("prompts", "how", "message"),
-    [
-        ([[1]], {"temperature": -1.0}, "`temperature` must be a finite number"),
-        ([[1]], {"temperature": float("nan")}, "`temperature` must be a finite number"),
-        ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` must be a whole number"),
-        ([[1]], {"stop_tokens": [" "]}, "`stop_tokens` must be token ids"),
-        ([[1, 2]], {"max_new_tokens": 2, "seq_len": 0}, "`seq_len` must be a whole number from 1"),
-        ([[1], []], {}, "a prompt is empty"),
-        ([], {}, "a prompt is empty"),
-        (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),
-        ("hello", {}, "has no tokenizer"),
-        ([[1, 50]], {}, "outside the vocabulary"),
-        (torch.ones(1, 2), {}, "must be integers"),
-        *((prompts, {}, "prompts must be texts or lists") for prompts in (b"ab", [1.5], [[1.5]], [True], ["a", [1]])),
-    ],
-    ids=str,
-)
-def test_what_is_refused(prompts: Any, how: dict[str, Any], message: str) -> None:
-    """Arguments out of range are named."""
-    with pytest.raises(RopeError, match=message):
-        generate(make(), prompts, **how)
-
-
-def test_a_length_and_a_prompt_that_are_too_short_are_refused() -> None:
-    """A length that no frequency depends on is not."""
-    with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
-        generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
-    model = make()
-    same = [generate(model, [[1, 2]], max_new_tokens=2, seq_len=seq_len) for seq_len in (1, None)]
-    assert same[0] == same[1]
-    with pytest.raises(RopeError, match="the prompt is empty"):
-        token_lists("", TextTokenizer(TextTokenizer.bytes().tokenizer), 257)
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])
