@@ -72,15 +72,6 @@ def test_without_positions_the_order_of_tokens_does_not_matter() -> None:
             assert (model(ids[:, order]) - model(ids)).abs().max() > 1e-4, name
 
 
-def test_embeddings_begin_as_wide_as_asked() -> None:
-    """`embedding_range` is theirs alone; the matrices keep `initializer_range`; None is the same for both."""
-    for asked, wanted in ((None, 0.1), (0.7, 0.7)):
-        config = small(vocab_size=2000, hidden_size=64, initializer_range=0.1, embedding_range=asked)
-        model = rw.TextClassifier(config)
-        assert float(model.embed_tokens.weight.detach().std()) == pytest.approx(wanted, rel=0.02)
-        assert float(model.layers[0].self_attn.q_proj.weight.detach().std()) == pytest.approx(0.1, rel=0.05)
-
-
 @pytest.mark.parametrize("encoding", ["t5", None, rw.RopeConfig(8, interleaved=True, theta=500.0, rotary_dim=4)])
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, encoding: object) -> None:
     """Config, logits and tokenizer; on the disk lie JSON and safetensors."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import ropewalk as rw
 from ropewalk import RopeConfig, RopeError
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.extensions import ReRoPE
@@ -98,53 +99,41 @@ def test_built_on_meta() -> None:
 
 
 def test_initial_weights() -> None:
-    """Matrices begin with the standard deviation asked for, norms at one, biases at zero; a seed repeats them."""
-    config = replace(make(rope=rope()).config, hidden_size=256, attention_bias=True, initializer_range=0.03)
-    made = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        made.append(Decoder(config))
-    model, again = made
-    assert abs(model.embed_tokens.weight.std().item() - 0.03) < 0.001
-    assert abs(model.layers[1].mlp.up_proj.weight.std().item() - 0.03) < 0.001
-    assert model.layers[1].self_attn.q_proj.bias.abs().max() == 0
-    assert (model.norm.weight == 1).all()
-    assert torch.equal(again.embed_tokens.weight, model.embed_tokens.weight)
-
-
-# --- under torch.compile and torch.export
-
-
-@pytest.mark.traced
-def test_compiles_without_a_break() -> None:
-    """One graph without breaks, right for plain calls, and for padded rows of packed documents."""
-    model, tokens = (
-        make(rope=(rope(YaRN(4.0, TRAINED)), None), sliding_window=(None, 4), num_hidden_layers=2),
-        ids(2, 12),
-    )
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[0, :3] = 0
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
-        for arguments in ({}, {"attention_mask": mask, "document_ids": documents}):
-            real = arguments.get("attention_mask", torch.ones_like(mask)).bool()  # padding may hold anything
-            close(compiled(tokens, **arguments)[real], model(tokens, **arguments)[real])
+    """Matrices, and embeddings if asked, begin with the standard deviation asked for, norms at one, biases at zero."""
+    shared = {"vocab_size": 2000, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+              "num_attention_heads": 4, "attention_bias": True, "initializer_range": 0.1}  # fmt: skip
+    labels = partial(rw.models.TextClassifierConfig, **shared, labels=("a", "b"))
+    decoder = rw.models.DecoderConfig(**shared)
+    made = [rw.Decoder(decoder), rw.TextClassifier(labels()), rw.TextClassifier(labels(embedding_range=0.7))]
+    for model, wanted in zip(made, (0.1, 0.1, 0.7), strict=True):
+        assert model.embed_tokens.weight.std().item() == pytest.approx(wanted, rel=0.02)
+        assert model.layers[0].mlp.up_proj.weight.std().item() == pytest.approx(0.1, rel=0.05)
+        assert model.layers[0].self_attn.q_proj.bias.abs().max() == 0
+        assert (model.norm.weight == 1).all()
+    torch.manual_seed(5)
+    once = Decoder(decoder)
+    torch.manual_seed(5)
+    assert torch.equal(Decoder(decoder).embed_tokens.weight, once.embed_tokens.weight)
 
 
 @pytest.mark.traced
-def test_compiled_lengths_share_a_graph() -> None:
-    """Changing lengths compile twice at most (static, then dynamic), stay right and send gradients back."""
+def test_compiled() -> None:
+    """Without a break: three graphs serve all lengths and gradients; padded documents, too."""
     from torch._dynamo.testing import CompileCounter
 
-    model, counter = make(rope=rope(DynamicNTK(2.0)), num_hidden_layers=1), CompileCounter()
+    model = make(rope=(rope(DynamicNTK(2.0)), None), sliding_window=(None, 4), num_hidden_layers=2)
+    counter = CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in (12, 20, 33, 40):
         tokens = ids(2, length)
         out = compiled(tokens, seq_len=64)
         close(out, model(tokens, seq_len=64))
         out.sum().backward()
-    assert counter.frame_count <= 2
+    assert counter.frame_count <= 3
+    real = torch.ones(2, 40, dtype=torch.bool)
+    real[0, :3] = False
+    given = {"attention_mask": real, "document_ids": (torch.arange(40) > 25).long().expand(2, -1), "seq_len": 64}
+    close(compiled(tokens, **given)[real], model(tokens, **given)[real])
 
 
 # --- with_positions: the same weights under another rope, another extension, or both

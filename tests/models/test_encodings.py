@@ -71,34 +71,43 @@ def test_t5_buckets_are_transformers(causal, buckets, far):
     assert torch.equal(t5_bucket(distance, buckets, far, causal=causal), theirs)
 
 
-def relative(w, h, d, least):
+def relative(w, h, m, n, least):
     """A number for each clipped distance; if causal, none for later keys."""
     assert w["bias.weight"].shape == (6 - least, 3)
-    return w["bias.weight"][min(max(d, least), 5) - least, h]
+    return w["bias.weight"][min(max(m - n, least), 5) - least, h]
 
 
-def t5(w, h, d, least):
+def t5(w, h, m, n, least):
     """The table's entry of the bucket of the distance."""
-    return w["bias.weight"][t5_bucket(torch.tensor(d), 32, 128, causal=least == 0), h]
+    return w["bias.weight"][t5_bucket(torch.tensor(m - n), 32, 128, causal=least == 0), h]
+
+
+def fire(w, h, m, n, least):
+    """f(log(c|m - n| + 1) / log(c max(L, m) + 1)); keys after the query count from their own position."""
+    c, threshold = float(w["c"]), abs(float(w["threshold"]) * 512.0)
+    share = math.log(abs(c * abs(m - n)) + 1) / math.log(abs(c * max(threshold, m, n)) + 1)
+    hidden = np.maximum(w["inner.weight"][:, 0] * share + w["inner.bias"], 0)
+    return w["outer.weight"][h] @ hidden + w["outer.bias"][h]
 
 
 FORMULAS = {
     "relative": (encodings.RelativeBias(5), relative),
     "t5": (encodings.T5Bias(), t5),
-    "alibi": (encodings.ALiBi(), lambda w, h, d, least: -alibi_slopes(3)[h] * abs(d)),
-    "kerple": (encodings.KERPLE(), lambda w, h, d, least: (
-        -np.exp(w["log_r1"][h]) * math.log(1 + np.exp(w["log_r2"][h]) * abs(d)))),
+    "alibi": (encodings.ALiBi(), lambda w, h, m, n, least: -alibi_slopes(3)[h] * abs(m - n)),
+    "kerple": (encodings.KERPLE(), lambda w, h, m, n, least: (
+        -np.exp(w["log_r1"][h]) * math.log(1 + np.exp(w["log_r2"][h]) * abs(m - n)))),
+    "fire": (encodings.FIRE(), fire),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", FORMULAS)
-def test_biases_by_distance(name, causal):
+def test_biases(name, causal):
     """By the formula, on either side of a query."""
     config, formula = FORMULAS[name]
     module, numbers = built(config, causal=causal)
-    expected = by_formula(lambda h, m, n: formula(numbers, h, m - n, 0 if causal else -5))
-    np.testing.assert_allclose(bias_of(module), expected, rtol=1e-6)
+    expected = by_formula(lambda h, m, n: formula(numbers, h, m, n, 0 if causal else -5))
+    np.testing.assert_allclose(bias_of(module), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 16, 40])
@@ -106,20 +115,6 @@ def test_alibi_slopes_are_transformers(heads):
     """BLOOM's slopes, for powers of 2 and other counts."""
     theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32).view(heads, 2)[:, 1]
     np.testing.assert_allclose(alibi_slopes(heads), theirs.numpy(), rtol=1e-6)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_fire(causal):
-    """f(log(c|m - n| + 1) / log(c max(L, m) + 1)); keys after the query count from their own position."""
-    module, numbers = built(encodings.FIRE(), causal=causal)
-    c, threshold = float(numbers["c"]), abs(float(numbers["threshold"]) * 512.0)
-
-    def formula(h, m, n):
-        share = math.log(abs(c * abs(m - n)) + 1) / math.log(abs(c * max(threshold, m, n)) + 1)
-        hidden = np.maximum(numbers["inner.weight"][:, 0] * share + numbers["inner.bias"], 0)
-        return numbers["outer.weight"][h] @ hidden + numbers["outer.bias"][h]
-
-    np.testing.assert_allclose(bias_of(module), by_formula(formula), rtol=1e-5, atol=1e-6)
 
 
 def test_transformer_xl():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 
 import ropewalk as rw
 from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
-from ropewalk.models.attention import Attention
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
@@ -86,31 +86,21 @@ def test_layers_that_cannot_take_it_stay():
         Decoder(replace(config, rope=None, sliding_window=None)).with_positions(extension=ReRoPE(window=3))
 
 
-def test_logits_with_a_bias_are_not_scaled():
-    """A scale is defined for q.k alone: encodings that add to scores refuse it, however it comes; others take it."""
-    extension, config = Louder(), replace(make_model(None).config, rope=None)
-    for name in ENCODINGS:
-        model = Decoder(replace(config, encoding=name))
-        layer = model.layers[0].self_attn
-        encoding = layer.position_encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))
-        places = Places(torch.arange(3), torch.arange(3))
-        assert (encoding.biased(torch.zeros(1, 3, 4, 8), places)[1] is None) != encoding.adds_to_scores
-        if not encoding.adds_to_scores:
-            model.with_positions(extension=extension)
-            continue
-        for made in (
-            lambda name=name: Decoder(replace(config, encoding=name, extension=extension)),
-            lambda model=model: model.with_positions(extension=extension),
-            lambda layer=layer: layer.set_positions(layer.rope, extension),
-            lambda name=name: Attention(24, HEADS, head_dim=HEAD_DIM, encoding=name, extension=extension),
-        ):
-            with pytest.raises(rw.RopeError, match="adds to scores"):
-                made()
-    for name in ENCODINGS:  # there is no rope whose positions could be remapped
-        with pytest.raises(rw.RopeError, match="needs causal attention with a rope"):
-            Decoder(replace(config, encoding=name, extension=REMAPPING[0]))
-        with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
-            Decoder(replace(config, encoding=name)).with_positions(extension=REMAPPING[0])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_logits_with_a_bias_are_not_scaled(name: str) -> None:
+    """A scale is defined for q.k alone: encodings that add to scores refuse it; none has a rope to remap."""
+    model = make_decoder(encoding=name)
+    encoding = model.layers[0].self_attn.position_encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))
+    _, bias = encoding.biased(torch.zeros(1, 3, 4, 8), Places(torch.arange(3), torch.arange(3)))
+    assert (bias is None) != encoding.adds_to_scores
+    with pytest.raises(rw.RopeError, match="adds to scores") if encoding.adds_to_scores else nullcontext():
+        Decoder(replace(model.config, extension=Louder()))
+    with pytest.raises(rw.RopeError, match="adds to scores") if encoding.adds_to_scores else nullcontext():
+        model.with_positions(extension=Louder())
+    with pytest.raises(rw.RopeError, match="needs causal attention with a rope"):
+        Decoder(replace(model.config, extension=REMAPPING[0]))
+    with pytest.raises(rw.RopeError, match="no layer of this model has a rope"):
+        model.with_positions(extension=REMAPPING[0])
 
 
 # --- in caches

@@ -37,9 +37,11 @@ def fresh_start(model: Decoder, prompt: list[int], count: int, final: int) -> li
     return tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("chunk", [3, 1024])
 @pytest.mark.parametrize("scaling", [None, PHIMOE, DynamicNTK(2.0)])
-def test_batches_equal_fresh_starts(scaling: Any) -> None:
-    """Unequal prompts together: frequencies are those of the longest prompt + max_new_tokens, as in a fresh start."""
+def test_batches_equal_fresh_starts(scaling: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unequal prompts together, also in chunks: frequencies are those of the longest prompt + max_new_tokens."""
+    monkeypatch.setattr(module, "_PREFILL", chunk)
     model, final = make(scaling), max(map(len, PROMPTS)) + 18
     wanted = [fresh_start(model, prompt, 18, final=final) for prompt in PROMPTS]
     assert len({tuple(w[-9:]) for w in wanted}) > 1
@@ -47,14 +49,6 @@ def test_batches_equal_fresh_starts(scaling: Any) -> None:
     assert [generate(model, [prompt], max_new_tokens=18, seq_len=final)[0] for prompt in PROMPTS] == wanted
     fixed = [fresh_start(model, prompt, 18, final=60) for prompt in PROMPTS]
     assert generate(model, PROMPTS, max_new_tokens=18, seq_len=60) == fixed
-
-
-def test_prefill_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts longer than a chunk give the same tokens."""
-    model = make()
-    wanted = generate(model, PROMPTS, max_new_tokens=6)
-    monkeypatch.setattr(module, "_PREFILL", 3)
-    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
 
 
 def test_stop_tokens_end_a_row_alone() -> None:

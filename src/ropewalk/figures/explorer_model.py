@@ -143,17 +143,13 @@ def _samples(model: Decoder) -> list[dict[str, str]]:
     novel = read_text(None)[1]
     begin = novel.index("Call me Ishmael.")
     loomings = model.tokenizer.encode(novel[begin : begin + 8 * LONGEST])
-
-    def opening(tokens: int) -> str:
-        return model.tokenizer.decode(loomings[:tokens])  # type: ignore[union-attr]
-
+    openings = {count: model.tokenizer.decode(loomings[:count]) for count in (60, 250, 256, 900)}
     words = _TWICE.split()
-    twice = f"{_TWICE}. {' '.join(words[:12])}"
-    far = f"{_TWICE}.\n{opening(256)}\n{' '.join(words[:8])}"
-    return [
-        {"name": "Moby-Dick, 60 tokens", "text": opening(60)},
-        {"name": "A list, repeated", "text": twice},
-        {"name": "The list again, 256 tokens later", "text": far},
-        {"name": "Moby-Dick, 250 tokens", "text": opening(250)},
-        {"name": "Moby-Dick, 900 tokens", "text": opening(900)},
-    ]
+    texts = {
+        "Moby-Dick, 60 tokens": openings[60],
+        "A list, repeated": f"{_TWICE}. {' '.join(words[:12])}",
+        "The list again, 256 tokens later": f"{_TWICE}.\n{openings[256]}\n{' '.join(words[:8])}",
+        "Moby-Dick, 250 tokens": openings[250],
+        "Moby-Dick, 900 tokens": openings[900],
+    }
+    return [{"name": name, "text": text} for name, text in texts.items()]

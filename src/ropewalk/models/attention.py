@@ -72,13 +72,22 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
-        _check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
-        _check_numbers(softcap, attention_dropout)
+        sizes = {
+            "hidden_size": hidden_size,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": kv_heads,
+        }
+        check_whole("Attention", optional=False, **sizes)
+        check_whole("Attention", head_dim=head_dim, sliding_window=sliding_window)
+        if head_dim is None and hidden_size % num_attention_heads:
+            rule = "Attention: `hidden_size` is not a multiple of `num_attention_heads`."
+            raise RopeError(rule, facts=sizes, cure="Pass head_dim=...")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         self.num_key_value_heads = kv_heads
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         self.causal, self.sliding_window = causal, sliding_window
         self.softcap, self.attention_dropout = softcap, attention_dropout
+        _check_sizes(self)
         self.sinks = nn.Parameter(torch.zeros(num_attention_heads)) if sinks else None
         self.q_proj = nn.Linear(hidden_size, num_attention_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
@@ -293,38 +302,25 @@ def _check_inputs(inputs: ForwardInputs, hidden_states: Tensor, given: dict[str,
         )
 
 
-def _check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
-    """Raise `RopeError` unless all sizes are positive and the heads can be divided."""
-    sizes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    facts = {**sizes, "head_dim": head_dim}
-    check_whole("Attention", optional=False, **sizes)
-    check_whole("Attention", head_dim=head_dim, sliding_window=window)
+def _check_sizes(layer: Attention) -> None:
+    """Raise `RopeError` unless the heads can be divided, the dropout is a probability, and the softcap positive."""
+    heads, kv_heads = layer.num_attention_heads, layer.num_key_value_heads
     if heads % kv_heads:
         raise RopeError(
             "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
-            facts=facts,
+            facts={"num_attention_heads": heads, "num_key_value_heads": kv_heads},
             cure="Choose a multiple: each key-value head is shared by the same number of query heads.",
         )
-    if head_dim is None and hidden % heads:
-        raise RopeError(
-            "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
-            facts=facts,
-            cure="Pass head_dim=...",
-        )
-
-
-def _check_numbers(softcap: float | None, dropout: float) -> None:
-    """Raise `RopeError` unless the dropout is a probability below 1, and the softcap None or positive."""
-    if not 0.0 <= dropout < 1.0:
+    if not 0.0 <= layer.attention_dropout < 1.0:
         raise RopeError(
             "Attention: `attention_dropout` must be a probability below 1.",
-            facts={"attention_dropout": dropout},
+            facts={"attention_dropout": layer.attention_dropout},
             cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
         )
-    if softcap is not None and not 0.0 < softcap < math.inf:
+    if layer.softcap is not None and not 0.0 < layer.softcap < math.inf:
         raise RopeError(
             "Attention: `softcap` must be a positive number.",
-            facts={"softcap": softcap},
+            facts={"softcap": layer.softcap},
             cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
         )
 

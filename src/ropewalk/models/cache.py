@@ -26,15 +26,13 @@ class KVCache:
     and one for values, `[batch, kv_heads, capacity, head_dim]`. A forward with a cache keeps no gradients.
 
     Each layer counts its own tokens, so a model may use any layers, in any order. `RopeError` is raised for a second
-    module with the same layer number, and if the layers hold different tokens because a call was left out or failed.
-
-    If frequencies depend on length (`ropes` with dynamic NTK or LongRoPE), `seq_len` is required and fixed for the
-    cache's life. A call that exceeds it raises `RopeError`, because the frequencies of the cached keys would be wrong.
+    module with the same layer number, if the layers hold different tokens because a call was left out or failed, and
+    for a call that exceeds `seq_len`, because the frequencies of the cached keys would be wrong.
 
     **Arguments:**
 
     - `num_layers`, `batch` (rows), `num_key_value_heads`, `head_dim`: sizes, at least 1.
-    - `seq_len`: tokens of the longest row at the end.
+    - `seq_len`: tokens of the longest row at the end; required, and fixed, if frequencies depend on length.
     - `capacity`: tokens per row to reserve memory for.
     - `dtype`, `device`: of the buffers.
     - `ropes`: the rules that rotate the keys, one or None per layer.

@@ -25,8 +25,7 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.tokenizer import TextTokenizer
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-ResultT = TypeVar("ResultT")
-HeadFunction = Callable[[Tensor, Tensor], ResultT]
+HeadFunction = Callable[[Tensor, Tensor], Any]
 """A function of hidden states `[batch, seq, hidden]` and the head's weight `[vocab, hidden]`."""
 
 
@@ -52,7 +51,7 @@ class FeedForward(nn.Module):
 class Head(nn.Linear):
     """An untied head. Functions of its weight run in its forward, because FSDP gathers the weight there."""
 
-    def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
+    def forward(self, hidden: Tensor, head_fn: HeadFunction | None = None) -> Any:
         """Return logits `[..., vocab]` for `[..., hidden]`, or the result of `head_fn`."""
         return super().forward(hidden) if head_fn is None else head_fn(hidden, self.weight)
 
@@ -77,6 +76,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         """Build layer `number` of a model; `shared` is the encoding shared by all layers, or None."""
         super().__init__()
+        self.number = number
         self.self_attn = Attention(
             config.hidden_size,
             config.num_attention_heads,
@@ -95,9 +95,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.residual_dropout = config.residual_dropout
 
-    def forward(
-        self, x: Tensor, inputs: ForwardInputs | None = None, layer: int = 0, bias: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: ForwardInputs | None = None, bias: Tensor | None = None) -> Tensor:
         """Return `[batch, seq, hidden]` for `x` of this shape; `inputs` and `bias` as in `Attention.forward`.
 
         Without `inputs`, positions count from 0, as in a model's call without further arguments. `x` may be float32 for
@@ -106,9 +104,9 @@ class DecoderLayer(nn.Module):
         **Raises:** `RopeError` for a different shape; without `inputs` for a `bias`, or if a `seq_len` is needed.
         """
         dtype = x.dtype if inputs is None else inputs.dtype
-        normed = self.input_layernorm(x).to(dtype)
         dropout = self.residual_dropout if self.training else 0.0
-        x = x + F.dropout(self.self_attn(normed, inputs=inputs, layer=layer, bias=bias), dropout, training=dropout > 0)
+        out = self.self_attn(self.input_layernorm(x).to(dtype), inputs=inputs, layer=self.number, bias=bias)
+        x = x + F.dropout(out, dropout, training=dropout > 0)
         out = self.mlp(self.post_attention_layernorm(x).to(dtype))
         return x + F.dropout(out, dropout, training=dropout > 0)
 
@@ -178,11 +176,11 @@ class Backbone(nn.Module):
             x = self.encoding.embedded(x, inputs.places.queries)
         x = F.dropout(x, dropout) if dropout else x
         biases: dict[int | None, Tensor | None] = {}
-        for number, layer in enumerate(self.layers):
+        for layer in self.layers:
             window = cast(DecoderLayer, layer).self_attn.sliding_window
             if window not in biases:
                 biases[window] = inputs.shared_bias(self.encoding, self.causal, window)
-            x = layer(x, inputs, number, biases[window])
+            x = layer(x, inputs, biases[window])
         return self.norm(x)  # type: ignore[no-any-return]
 
 
@@ -221,8 +219,8 @@ class Decoder(Backbone):
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
         seq_len: int | None = None,
-        head_fn: HeadFunction[ResultT] | None = None,
-    ) -> Tensor | ResultT:
+        head_fn: HeadFunction | None = None,
+    ) -> Any:
         """Return logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
 
         **Arguments:**
@@ -260,7 +258,7 @@ class Decoder(Backbone):
             if cache is not None:
                 cache.commit(inputs.layout)
             if self.lm_head is not None:
-                return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)  # type: ignore[no-any-return]
+                return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)
             weight = self.embed_tokens.weight
             return F.linear(hidden, weight) if head_fn is None else head_fn(hidden, weight)
 
