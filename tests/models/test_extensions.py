@@ -91,7 +91,7 @@ def test_logits_with_a_bias_are_not_scaled(name: str) -> None:
     """A scale is defined for q.k alone: encodings that add to scores refuse it; none has a rope to remap."""
     model = make_decoder(encoding=name)
     encoding = model.layers[0].self_attn.position_encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))
-    _, bias = encoding.biased(torch.zeros(1, 3, 4, 8), Places(torch.arange(3), torch.arange(3)))
+    _, bias = encoding.biased(torch.zeros(1, 3, 4, 8).double(), Places(torch.arange(3), torch.arange(3)))
     assert (bias is None) != encoding.adds_to_scores
     with pytest.raises(rw.RopeError, match="adds to scores") if encoding.adds_to_scores else nullcontext():
         Decoder(replace(model.config, extension=Louder()))
