@@ -127,7 +127,7 @@ def decay_numbers(
     tokens: int = 256,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return what `decay` draws.
+    """Return what `decay` draws, by its arguments.
 
     **Arguments:**
     - `config`: as for `rw.figures.unseen`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
@@ -283,7 +283,7 @@ def maps_numbers(
     moved: int = 10_000,
     heads: Sequence[tuple[int, int]] = (),
 ) -> dict[str, Any]:
-    """Return what `maps` draws.
+    """Return what `maps` draws, by its arguments.
 
     **Arguments:**
     - `model`: a trained `Decoder`, or the argument of `rw.load`. `tokens`: of the window.

@@ -154,7 +154,7 @@ class TextClassifierConfig(DecoderConfig):
     dropout: float = 0.0
     embedding_range: float | None = None
     residual_dropout: float = field(default=0.0, init=False)
-    tie_word_embeddings: bool = field(default=False, init=False)
+    tie_word_embeddings: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", tuple(self.labels))
