@@ -25,8 +25,7 @@ from ropewalk.figures.material import (
     TITLES,
     as_complex,
     attention_inputs,
-    packaged_configs,
-    published,
+    opened,
     queries_and_keys,
     rotary_model,
     shown_name,
@@ -45,12 +44,12 @@ LONGEST = 524_288  # tokens of the longest target of a table: `abf`, which searc
 
 def published_presets() -> list[dict[str, Any]]:
     """Return the ropes of the packaged configs and of the built-in model; takes a minute."""
-    return [entry for name in (*packaged_configs(), "tiny") for entry in preset_of(name)]
+    return [entry for name in (*TITLES, "tiny") for entry in preset_of(name)]
 
 
 def preset_of(name: str) -> list[dict[str, Any]]:
     """Return the ropes of one packaged config or of the built-in model."""
-    return preset_entries(published(name), TITLES.get(name, "tiny, the built-in model"), name, LONGEST)
+    return preset_entries(opened(name), TITLES.get(name, "tiny, the built-in model"), name, LONGEST)
 
 
 BIAS_TOKENS = 32
@@ -120,9 +119,9 @@ def head_entries() -> dict[str, Any]:
     model = rotary_model("tiny")
     rope = next(rope for rope in model.config.ropes if rope is not None)
     heads = []
-    for layer, given in enumerate(attention_inputs(model, windows(model, HEAD_TEXTS, HEAD_TOKENS))):
-        assert given.attention.rope == rope
-        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(given))
+    for layer, (attention, x) in enumerate(attention_inputs(model, windows(model, HEAD_TEXTS, HEAD_TOKENS))):
+        assert attention.rope == rope
+        q, k = (each.double().mean((0, 2)) for each in queries_and_keys(attention, x))
         for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
             pairs_q, rest_q = as_complex(one_q, rope)
             pairs_k, rest_k = as_complex(one_k, rope)

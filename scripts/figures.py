@@ -56,7 +56,6 @@ from ropewalk.figures.style import (
     caption,
     fit,
     heat,
-    legend,
     length_ticks,
     look_of,
     narrow_page,
@@ -389,7 +388,11 @@ def precision(
     right.tick_params(axis="y", labelleft=True)
     right.set_ylabel("error (no unit; 1 is the largest score)")
     caption(figure, "What 32-bit angles and 16-bit tables cost", note)
-    legend(figure, right, *left.get_legend_handles_labels(), columns=2)
+    entries = left.get_legend_handles_labels()
+    if fit(True, False):
+        figure.legend(*entries, loc="outside right upper")
+    else:
+        right.legend(*entries, loc="upper center", bbox_to_anchor=(0.4, -0.25), ncols=2, fontsize=7)
     return figure
 
 

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 import ropewalk as rw
 from ropewalk.checkpoints.load import fast_dtype, load, save, stored_dtype
 from ropewalk.checkpoints.opening import open_reader
-from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
+from ropewalk.models.classifier import TextClassifier
+from ropewalk.models.config import TextClassifierConfig
 from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.random_models import folder_of, random_model
 

@@ -28,19 +28,20 @@ def check_units(figure: Any) -> None:
     """Every axis that has tick labels is named, here or on the panel that it shares, with a unit; there is a title."""
     with style():
         figure.draw_without_rendering()
-    shared_y = figure.get_supylabel() if hasattr(figure, "get_supylabel") else ""
-    said = [axes.get_xlabel() for axes in axes_of(figure)] + [axes.get_ylabel() for axes in axes_of(figure)]
-    said += [shared_y]
-    written = [text for text in said if text]
-    assert written
-    assert [text for text in written if not any(unit in text for unit in UNITS)] == []
+    names = [label for axes in axes_of(figure) for label in (axes.get_xlabel(), axes.get_ylabel()) if label]
+    names += [figure.get_supylabel()] * bool(figure.get_supylabel())
+    assert names
+    assert [name for name in names if not any(unit in name for unit in UNITS)] == []
     for axes in axes_of(figure):
-        own = axes.get_subplotspec() is None or axes.get_subplotspec().is_last_row()
-        words = [tick.get_text() for tick in axes.get_xticklabels() if tick.get_visible()]
-        if own and any(words) and not axes.get_xlabel():
-            assert any(word.isalpha() for word in words)  # names of models stand there, not numbers
-        first = axes.get_subplotspec() is not None and axes.get_subplotspec().is_first_col()
-        words = [tick.get_text() for tick in axes.get_yticklabels() if tick.get_visible()]
-        if first and any(words) and not axes.get_ylabel() and not shared_y:
+        place = axes.get_subplotspec()
+        if (place is None or place.is_last_row()) and any(words := shown(axes.xaxis)) and not axes.get_xlabel():
+            assert any(map(str.isalpha, words))  # names of models stand there, not numbers
+        named = axes.get_ylabel() or figure.get_supylabel()
+        if place is not None and place.is_first_col() and any(words := shown(axes.yaxis)) and not named:
             assert any("theta" in word for word in words)
-    assert figure.get_suptitle() or any(sub.get_suptitle() for sub in figure.subfigs)
+    assert any(part.get_suptitle() for part in (figure, *figure.subfigs))
+
+
+def shown(axis: Any) -> list[str]:
+    """The labels of its visible ticks."""
+    return [tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()]

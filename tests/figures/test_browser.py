@@ -73,9 +73,12 @@ def test_the_angle_map_counts_what_the_figure_counts(chromium, address, method, 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_control_of_every_picture_moves(chromium, address, width):
-    """No error, no request, a caption for each, and nothing wider than the screen."""
+    """No error, no request, a caption for each, a name for each control, and nothing wider than the screen."""
     watched = Watched(chromium, address, width=width)
-    for name in pictures(watched):
+    names = pictures(watched)
+    assert watched.page.eval_on_selector("body", UNNAMED) == []  # for those who hear the page
+    assert watched.page.locator("h1").count() == 1
+    for name in names:
         before = watched.page.inner_html(f"#{name} .drawn")
         moved = watched.page.eval_on_selector(f"#{name}", MOVE)
         watched.page.wait_for_timeout(60)
@@ -104,14 +107,6 @@ def test_a_link_brings_back_what_was_set(chromium, address):
     watched.page.wait_for_timeout(100)
     assert "position 0," in caption.inner_text()
     watched.assert_quiet()
-
-
-def test_every_control_has_a_name(chromium, address):
-    """For those who hear the page: labels of inputs, names of buttons, of drawings and of what the keyboard reaches."""
-    watched = Watched(chromium, address)
-    pictures(watched)
-    assert watched.page.eval_on_selector("body", UNNAMED) == []
-    assert watched.page.locator("h1").count() == 1
 
 
 def test_a_chart_is_read_with_the_keyboard(chromium, address):

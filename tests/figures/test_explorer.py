@@ -17,14 +17,11 @@ from ropewalk.figures.explorer import (
     explorer_page,
     method_entries,
     numbers,
-    relative_positions,
 )
 from ropewalk.figures.inline import embedded
 from ropewalk.figures.material import rotary_model, windows
 from ropewalk.figures.scores import head_scores
 from ropewalk.methods import METHODS
-from ropewalk.methods.ropes import Reach
-from ropewalk.rope.extensions import ReRoPE
 
 ROOT = Path(__file__).resolve().parents[2]
 made = pytest.importorskip("explorer_numbers", reason="the source distribution has no scripts/")
@@ -51,12 +48,6 @@ def test_the_presets_in_the_package_are_what_python_computes():
     assert made.preset_of("smollm2_135m") == [presets["smollm2_135m"]]
     scaling = {name for name, method in METHODS.items() if method.scaling is not None}
     assert set(presets["smollm2_135m"]["methods"]) == scaling
-
-
-def test_relative_positions_of_rerope():
-    """ReRoPE holds far keys at its window."""
-    clipped = relative_positions(ReRoPE(window=8), Reach(16, 64))
-    assert clipped == [(d / 16, min(d, 8) / 16) for d in range(64)]
 
 
 def test_embedded_json_cannot_end_its_element():

@@ -15,10 +15,9 @@ from ropewalk.figures import (
     unseen_numbers,
 )
 from ropewalk.figures.material import (
-    LayerInput,
+    CONFIGS,
+    TITLES,
     attention_inputs,
-    packaged,
-    packaged_configs,
     queries_and_keys,
     rotary_model,
     windows,
@@ -37,9 +36,9 @@ def rope(head_dim: int = 64, theta: float = 1e4, length: int | None = None) -> r
 
 def test_packaged_configs_are_the_published_ones() -> None:
     """Byte for byte those of the fixtures, which say their source."""
-    assert len(packaged_configs()) == 6
-    for name in packaged_configs():
-        assert packaged("configs", f"{name}.json").read_bytes() == (FIXTURES / f"{name}.json").read_bytes()
+    assert {path.stem for path in CONFIGS.iterdir()} == set(TITLES)
+    for name in TITLES:
+        assert (CONFIGS / f"{name}.json").read_bytes() == (FIXTURES / f"{name}.json").read_bytes()
 
 
 def test_decay_of_equal_pairs_and_the_papers_bound() -> None:
@@ -68,8 +67,8 @@ def test_heads_scores_are_those_of_rotated_queries_and_keys() -> None:
     model = rotary_model("tiny")
     found = decay_numbers(rope(), 16, model="tiny", texts=1, tokens=16)
     seen = attention_inputs(model, windows(model, 1, 16))[2]
-    q, k = (x[0, 1].double().numpy() for x in queries_and_keys(seen))  # layer 2, head 1: [tokens, head_dim]
-    assert not seen.attention.rope.interleaved
+    q, k = (x[0, 1].double().numpy() for x in queries_and_keys(*seen))  # layer 2, head 1: [tokens, head_dim]
+    assert not seen[0].rope.interleaved
     q, k = (x[:, :32] + 1j * x[:, 32:] for x in (q, k))
     f = ladder(1e4, 64)
     by_hand = [np.mean([(a * np.exp(1j * d * f) * b.conj()).real.sum() for a in q for b in k]) / 8 for d in range(16)]
@@ -92,7 +91,7 @@ def test_maps_are_the_models_attention() -> None:
         assert np.abs(trained - without).max() > 0.1
     model = rotary_model("tiny")
     seen = attention_inputs(model, windows(model, 1, 24))[1]
-    q, k = (x[0, 1].double().numpy() for x in queries_and_keys(seen))
+    q, k = (x[0, 1].double().numpy() for x in queries_and_keys(*seen))
     q, k = (x[:, :32] + 1j * x[:, 32:] for x in (q, k))
     place = np.arange(24)
     q, k = (x * np.exp(1j * np.outer(place, ladder(1e4, 64))) for x in (q, k))
@@ -146,7 +145,7 @@ def test_unseen_under_each_scaling() -> None:
 def test_queries_and_keys_repeat_for_groups() -> None:
     """Grouped key heads stand once for each of their queries."""
     attention = rw.Attention(32, 4, num_key_value_heads=2, rope=rw.RopeConfig(8, interleaved=False))
-    q, k = queries_and_keys(LayerInput(attention, torch.randn(1, 3, 32)))
+    q, k = queries_and_keys(attention, torch.randn(1, 3, 32))
     assert q.shape == k.shape == (1, 4, 3, 8)
     assert torch.equal(k[:, 0], k[:, 1])
     assert not torch.equal(k[:, 1], k[:, 2])

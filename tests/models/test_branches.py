@@ -12,7 +12,6 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.attention.masks import Branches
-from ropewalk.errors import RopeError
 from ropewalk.models.forward_inputs import ForwardInputs
 from ropewalk.rope.extensions import DualChunk
 from tests.models.forms import EXTENSIONS, FORMS, HIDDEN, make_layer
@@ -29,9 +28,9 @@ def branched(layer: rw.Attention, x: Tensor, branches: Branches) -> Tensor:
         extensions=[layer.extension],
     )  # fmt: skip
     layer(x[:, :held], cache=cache)
-    layout = cache.lay_out(1, len(branches))
-    layout.branches = branches
-    return layer(x[:, held:], inputs=ForwardInputs(layout, cache=cache, dtype=x.dtype))[0]
+    inputs = ForwardInputs(x[:, held:], cache=cache)
+    inputs.layout.branches = branches
+    return layer(x[:, held:], inputs=inputs)[0]
 
 
 def lines(layer: rw.Attention, x: Tensor, parents: tuple[int, ...]) -> Tensor:
@@ -66,10 +65,3 @@ def test_any_tree(draws: list[float], held: int) -> None:
     parents = tuple(min(node, int(draw * (node + 1))) - 1 for node, draw in enumerate(draws))
     check({"sliding_window": 8}, parents, held)
     check({"extension": DualChunk(chunk=6, trained_length=8)}, parents, held)
-
-
-def test_a_token_before_its_parent_is_refused() -> None:
-    """And a tree without tokens."""
-    for parents in ([], [0], [-1, 1], [-2]):
-        with pytest.raises(RopeError, match="must follow an earlier one"):
-            Branches(parents)

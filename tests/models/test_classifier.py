@@ -72,15 +72,6 @@ def test_without_positions_the_order_of_tokens_does_not_matter() -> None:
             assert (model(ids[:, order]) - model(ids)).abs().max() > 1e-4, name
 
 
-def test_embeddings_begin_as_wide_as_asked() -> None:
-    """`embedding_range` is theirs alone; the matrices keep `initializer_range`; None is the same for both."""
-    for asked, wanted in ((None, 0.1), (0.7, 0.7)):
-        config = small(vocab_size=2000, hidden_size=64, initializer_range=0.1, embedding_range=asked)
-        model = rw.TextClassifier(config)
-        assert float(model.embed_tokens.weight.detach().std()) == pytest.approx(wanted, rel=0.02)
-        assert float(model.layers[0].self_attn.q_proj.weight.detach().std()) == pytest.approx(0.1, rel=0.05)
-
-
 @pytest.mark.parametrize("encoding", ["t5", None, rw.RopeConfig(8, interleaved=True, theta=500.0, rotary_dim=4)])
 def test_saved_and_loaded_it_is_the_same(tmp_path: Path, encoding: object) -> None:
     """Config, logits and tokenizer; on the disk lie JSON and safetensors."""
@@ -122,35 +113,3 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(rw.RopeError, match="truncated or damaged"):
         rw.load(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"encoding": "nosuch"}, "unknown encoding"), ({"labels": ("a",)}, "two or more"),
-        ({"labels": ("a", "b", "a")}, "two or more different"), ({"pooling": "max"}, "unknown `pooling`"),
-        ({"max_length": 0}, "at least 1 token"), ({"dropout": 1.0}, "below 1"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(changes: dict[str, object], message: str) -> None:
-    """By the config, before a model is built."""
-    with pytest.raises(rw.RopeError, match=message):
-        small(**changes)
-
-
-@pytest.mark.rejects
-def test_calls_that_make_no_sense_are_refused() -> None:
-    """Unknown tokens, rows without a token, floats, one axis; texts without tokens or tokenizer."""
-    model, mute = rw.TextClassifier(small()), rw.TextClassifier(small())
-    model.tokenizer = TextTokenizer.bytes()
-    for call, message in (
-        (lambda: model(torch.tensor([[50]])), "outside the vocabulary"),
-        (lambda: model(torch.tensor([1, 2])), "integers"),
-        (lambda: model(torch.zeros(2, 0).long()), "without tokens"),
-        (lambda: model(torch.ones(2, 3).long(), attention_mask=torch.tensor([[1] * 3, [0] * 3])), "without tokens"),
-        (lambda: mute.encode("text"), "no tokenizer"),
-        (lambda: model.encode("  \n"), "text is empty"),
-    ):
-        with pytest.raises(rw.RopeError, match=message):
-            call()
-    assert len(model.encode("x" * 100)) == 40

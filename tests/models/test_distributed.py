@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
-from ropewalk.models.config import DecoderConfig
+from ropewalk.models.classifier import TextClassifier
+from ropewalk.models.config import DecoderConfig, TextClassifierConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
 from ropewalk.models.training import Batch, next_token_loss

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk import RopeError
 from ropewalk.models import generation as module
 from ropewalk.models.decoder import Decoder
-from ropewalk.models.generation import draws_of, generate, sample
-from ropewalk.models.prompts import token_lists
+from ropewalk.models.generation import draws_of, generate, sample, token_lists
 from ropewalk.rope.scaling import DynamicNTK, LongRoPE
 from ropewalk.tokenizer import TextTokenizer
 from tests.models.forms import ROPE, TRAINED, VOCAB, make_decoder
@@ -39,9 +37,11 @@ def fresh_start(model: Decoder, prompt: list[int], count: int, final: int) -> li
     return tokens[len(prompt) :]
 
 
+@pytest.mark.parametrize("chunk", [3, 1024])
 @pytest.mark.parametrize("scaling", [None, PHIMOE, DynamicNTK(2.0)])
-def test_batches_equal_fresh_starts(scaling: Any) -> None:
-    """Unequal prompts together: frequencies are those of the longest prompt + max_new_tokens, as in a fresh start."""
+def test_batches_equal_fresh_starts(scaling: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unequal prompts together, also in chunks: frequencies are those of the longest prompt + max_new_tokens."""
+    monkeypatch.setattr(module, "_PREFILL", chunk)
     model, final = make(scaling), max(map(len, PROMPTS)) + 18
     wanted = [fresh_start(model, prompt, 18, final=final) for prompt in PROMPTS]
     assert len({tuple(w[-9:]) for w in wanted}) > 1
@@ -49,14 +49,6 @@ def test_batches_equal_fresh_starts(scaling: Any) -> None:
     assert [generate(model, [prompt], max_new_tokens=18, seq_len=final)[0] for prompt in PROMPTS] == wanted
     fixed = [fresh_start(model, prompt, 18, final=60) for prompt in PROMPTS]
     assert generate(model, PROMPTS, max_new_tokens=18, seq_len=60) == fixed
-
-
-def test_prefill_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts longer than a chunk give the same tokens."""
-    model = make()
-    wanted = generate(model, PROMPTS, max_new_tokens=6)
-    monkeypatch.setattr(module, "_PREFILL", 3)
-    assert generate(model, PROMPTS, max_new_tokens=6) == wanted
 
 
 def test_stop_tokens_end_a_row_alone() -> None:
@@ -173,42 +165,6 @@ def test_a_text_begins_and_ends_as_its_tokenizer_says() -> None:
     assert generate(model, "abc", max_new_tokens=20) == ended
     assert generate(model, "abc", max_new_tokens=20, stop_tokens=()) == begun
     assert generate(model, [[256, *b"abc"]], max_new_tokens=20) == begun
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("prompts", "how", "message"),
-    [
-        ([[1]], {"temperature": -1.0}, "`temperature` must be a finite number"),
-        ([[1]], {"temperature": float("nan")}, "`temperature` must be a finite number"),
-        ([[1]], {"max_new_tokens": 0}, "`max_new_tokens` must be a whole number"),
-        ([[1]], {"stop_tokens": [" "]}, "`stop_tokens` must be token ids"),
-        ([[1, 2]], {"max_new_tokens": 2, "seq_len": 0}, "`seq_len` must be a whole number from 1"),
-        ([[1], []], {}, "a prompt is empty"),
-        ([], {}, "a prompt is empty"),
-        (torch.zeros(0, dtype=torch.long), {}, "a prompt is empty"),
-        ("hello", {}, "has no tokenizer"),
-        ([[1, 50]], {}, "outside the vocabulary"),
-        (torch.ones(1, 2), {}, "must be integers"),
-        *((prompts, {}, "prompts must be texts or lists") for prompts in (b"ab", [1.5], [[1.5]], [True], ["a", [1]])),
-    ],
-    ids=str,
-)
-def test_what_is_refused(prompts: Any, how: dict[str, Any], message: str) -> None:
-    """Arguments out of range are named."""
-    with pytest.raises(RopeError, match=message):
-        generate(make(), prompts, **how)
-
-
-def test_a_length_and_a_prompt_that_are_too_short_are_refused() -> None:
-    """A length that no frequency depends on is not."""
-    with pytest.raises(RopeError, match=r"`seq_len` is less than prompt \+ max_new_tokens"):
-        generate(make(DynamicNTK(2.0)), [[1, 2]], max_new_tokens=20, seq_len=18)
-    model = make()
-    same = [generate(model, [[1, 2]], max_new_tokens=2, seq_len=seq_len) for seq_len in (1, None)]
-    assert same[0] == same[1]
-    with pytest.raises(RopeError, match="the prompt is empty"):
-        token_lists("", TextTokenizer(TextTokenizer.bytes().tokenizer), 257)
 
 
 @pytest.mark.parametrize("temperature", [1e-310, 5e-324, 1e-30])

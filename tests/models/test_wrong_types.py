@@ -13,8 +13,7 @@ import ropewalk as rw
 from ropewalk import encodings
 from ropewalk.attention.masks import Branches
 from ropewalk.models import training
-from ropewalk.models.classifier import TextClassifierConfig
-from ropewalk.models.config import DecoderConfig
+from ropewalk.models.config import DecoderConfig, TextClassifierConfig
 from ropewalk.rope.values import checked
 from ropewalk.tokenizer import TextTokenizer
 
@@ -33,7 +32,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "KVCache": (rw.KVCache, CACHE),
     "truncate": (rw.KVCache(**CACHE).truncate, {"length": 1}),
     "select": (rw.KVCache(**CACHE).select, {"rows": [0]}),
-    "reserve": (rw.KVCache(**CACHE).reserve, {"capacity": 1}),
     "lay_out": (rw.KVCache(**CACHE).lay_out, {"batch": 1, "seq": 1}),
     "DecoderConfig": (DecoderConfig, SIZES),
     "Decoder": (rw.Decoder, {"config": MODEL.config}),

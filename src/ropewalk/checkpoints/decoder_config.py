@@ -9,8 +9,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.models.classifier import SHARED, TextClassifierConfig
-from ropewalk.models.config import DecoderConfig
+from ropewalk.models.config import DecoderConfig, TextClassifierConfig
 from ropewalk.models.encoding import EncodingConfig
 from ropewalk.models.encodings import ENCODINGS
 from ropewalk.rope.config import RopeConfig
@@ -25,7 +24,7 @@ _OF_CLASSIFIERS = ("pooling", "max_length", "dropout", "embedding_range")
 
 def config_to_native(config: DecoderConfig) -> dict[str, Any]:
     """Return a dict; `config_from_native` restores the config from it."""
-    plain = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _OF_THEIR_OWN}
+    plain = {f.name: getattr(config, f.name) for f in fields(DecoderConfig) if f.name not in _OF_THEIR_OWN}
     distinct = list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
     return {
         "architectures": ["RopewalkDecoder"],
@@ -49,13 +48,13 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
         distinct = [_rope_from_dict(rope) for rope in config["ropes"]]
         ropes = tuple(None if number is None else distinct[number] for number in config["rope_of_layer"])
         windows = tuple(config["sliding_windows"])
-        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ()) or (None,)
+        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ())
         return DecoderConfig(
             **{name: value for name, value in config.items() if name in named},
-            rope=ropes[0] if ropes and len(set(ropes)) == 1 else ropes,
-            sliding_window=windows[0] if windows and len(set(windows)) == 1 else windows,
+            rope=ropes,
+            sliding_window=windows,
             encoding=_encoding_from_dict(config.get("encoding")),
-            extension=extensions[0] if len(set(extensions)) == 1 else extensions,
+            extension=extensions or None,
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise RopeError(
@@ -65,7 +64,7 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
         ) from error
 
 
-def _encoding_to_dict(encoding: str | EncodingConfig | None) -> dict[str, Any] | None:
+def _encoding_to_dict(encoding: object) -> dict[str, Any] | None:
     """Return an encoding's name and fields; None for a rope, or for no positions."""
     if not isinstance(encoding, EncodingConfig):
         return None
@@ -113,7 +112,7 @@ def _rope_from_dict(content: Mapping[str, Any]) -> RopeConfig:
 
 def classifier_to_json(config: TextClassifierConfig) -> dict[str, Any]:
     """Return a classifier's config.json: labels in the order of the logits, and the encoder in ropewalk's own form."""
-    encoder = {key: value for key, value in config_to_native(config.encoder).items() if key != "architectures"}
+    encoder = {key: value for key, value in config_to_native(config).items() if key != "architectures"}
     return {
         "architectures": ["RopewalkTextClassifier"],
         "model_type": CLASSIFIER,
@@ -127,13 +126,12 @@ def classifier_from_json(content: Mapping[str, Any], where: str) -> TextClassifi
     """Return the config written by `classifier_to_json`; `where` names the file in errors."""
     try:
         encoder = config_from_native(content["encoder"], where)
-        shared = {name: getattr(encoder, name) for name in SHARED}
+        of_layers = [f.name for f in fields(DecoderConfig) if f.name not in ("residual_dropout", "tie_word_embeddings")]
+        shared = {name: getattr(encoder, name) for name in of_layers}
         own = {name: content[name] for name in _OF_CLASSIFIERS}
-        encoding = encoder.encoding if encoder.rope is None else encoder.rope
-        labels = content["labels"]
-        if isinstance(labels, list) and not isinstance(encoding, tuple):
-            return TextClassifierConfig(**shared, **own, labels=labels, encoding=encoding)
-        reason = "`labels` is not a list, or the layers have different ropes"
+        if isinstance(content["labels"], list):
+            return TextClassifierConfig(**shared, **own, labels=content["labels"])
+        reason = "`labels` is not a list"
     except (KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
     raise RopeError(

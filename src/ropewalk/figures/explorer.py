@@ -38,47 +38,34 @@ def preset_entries(source: Checkpoint, title: str, name: str, longest: int = LON
 
     Tables of methods have targets up to `longest` tokens, and twice the trained length in any case.
     """
-    several = len(source.ropes.rotating) > 1
-    return [
-        _preset_entry(
-            rope,
-            f"{title}, {str(label).replace('_', ' ')}" if several else title,
-            f"{name}.{label}" if several else name,
-            longest,
-        )
-        for label, rope in source.ropes.rotating.items()
-        if rope.num_axes == 1
-    ]
-
-
-def _preset_entry(rope: RopeConfig, title: str, name: str, longest: int) -> dict[str, Any]:
-    trained = rope.as_trained()
-    length = rope.trained_length
-    return {
-        "id": name,
-        "title": title,
-        "headDim": rope.head_dim,
-        "interleaved": rope.interleaved,
-        "theta": rope.theta,
-        "maxLength": rope.max_position_embeddings,
-        "trainedLength": length,
-        "plain": _numbers(columns_of(dataclasses.replace(rope, scaling=None), length)),
-        "invFreq": _numbers(columns_of(trained, length)),
-        "rule": rule_of(rope),
-        "methods": {} if length is None else _methods(rope, length, longest),
-    }
+    several, entries = len(source.ropes.rotating) > 1, []
+    for label, rope in source.ropes.rotating.items():
+        if rope.num_axes > 1:
+            continue
+        length = rope.trained_length
+        entry = {
+            "id": f"{name}.{label}" if several else name,
+            "title": f"{title}, {str(label).replace('_', ' ')}" if several else title,
+            "headDim": rope.head_dim,
+            "interleaved": rope.interleaved,
+            "theta": rope.theta,
+            "maxLength": rope.max_position_embeddings,
+            "trainedLength": length,
+            "plain": _numbers(columns_of(dataclasses.replace(rope, scaling=None), length)),
+            "invFreq": _numbers(columns_of(rope.as_trained(), length)),
+            "rule": rule_of(rope),
+            "methods": {} if length is None or not rope.can_be_extended else _methods(rope, length, longest),
+        }
+        entries.append(entry)
+    return entries
 
 
 def _methods(rope: RopeConfig, length: int, longest: int) -> dict[str, list[dict[str, Any]]]:
     """Return tables, by factor, of each method of frequencies that applies to this rope."""
-    by_method = {}
-    factors = [factor for factor in FACTORS if factor == FACTORS[0] or factor * length <= longest]
-    for name, method in METHODS.items():
-        if method.scaling is not None and rope.can_be_extended:
-            by_method[name] = [
-                entry for factor in factors if (entry := _table(method, rope, Reach(length, factor * length)))
-            ]
-    return {name: tables for name, tables in by_method.items() if tables}
+    reaches = [Reach(length, by * length) for by in FACTORS if by == FACTORS[0] or by * length <= longest]
+    methods = {name: method for name, method in METHODS.items() if method.scaling is not None}
+    tables = {name: [_table(method, rope, reach) for reach in reaches] for name, method in methods.items()}
+    return {name: found for name, each in tables.items() if (found := [one for one in each if one is not None])}
 
 
 def _table(method: Method, rope: RopeConfig, reach: Reach) -> dict[str, Any] | None:
@@ -116,22 +103,20 @@ SAMPLES = 193
 
 def method_entries() -> list[dict[str, Any]]:
     """Return an entry for each method, in the order of tables."""
-    return [_method_entry(method) for method in METHODS.values()]
-
-
-def _method_entry(method: Method) -> dict[str, Any]:
-    kind = "attention" if method.in_attention else "frequencies" if method.scaling is not None else "other"
-    return {
-        "name": method.name,
-        "changes": method.changes,
-        "costs": method.costs,
-        "config": method.config_note,
-        "source": method.source,
-        **css_look(method.look),
-        "kind": kind,
-        "forgets": method.forgets,
-        "positions": _positions(method),
-    }
+    return [
+        {
+            "name": method.name,
+            "changes": method.changes,
+            "costs": method.costs,
+            "config": method.config_note,
+            "source": method.source,
+            **css_look(method.look),
+            "kind": "attention" if method.in_attention else "frequencies" if method.scaling is not None else "other",
+            "forgets": method.forgets,
+            "positions": _positions(method),
+        }
+        for method in METHODS.values()
+    ]
 
 
 def _positions(method: Method) -> list[dict[str, Any]]:

@@ -41,7 +41,8 @@ def packed_model() -> str:
     """
     model: Decoder = load(MODEL, dtype=torch.bfloat16)
     header = json.dumps(model_header(model), separators=(",", ":"), ensure_ascii=False).encode()
-    stored = torch.cat([_bits(weight) for weight in _weights(model).values()]).view(torch.uint8)
+    bits = [weight.contiguous().view(torch.int16).flatten() for weight in model.state_dict().values()]
+    stored = torch.cat(bits).view(torch.uint8)
     planes = torch.cat([stored[1::2], stored[0::2]]).numpy().tobytes()
     raw = struct.pack("<I", len(header)) + header + planes
     return base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
@@ -49,7 +50,9 @@ def packed_model() -> str:
 
 def model_header(model: Decoder) -> dict[str, Any]:
     """Return the model's description: sizes, names of weights, tokenizer, methods, sample texts."""
-    config = model.config
+    config, trained = model.config, trained_length_of(model.config.positions)
+    assert trained is not None
+    methods = [method for method in METHODS.values() if not method.keeps_own]
     return {
         "name": MODEL,
         "config": {
@@ -60,32 +63,18 @@ def model_header(model: Decoder) -> dict[str, Any]:
             "heads": config.num_attention_heads,
             "headDim": config.head_dim,
             "eps": config.norm_eps,
-            "trainedLength": _trained_length(model),
+            "trainedLength": trained,
             "longest": LONGEST,
             "parameters": model.num_parameters(),
         },
-        "tensors": [[name, list(weight.shape)] for name, weight in _weights(model).items()],
+        "tensors": [[name, list(weight.shape)] for name, weight in model.state_dict().items()],
         "tokenizer": _tokenizer(model),
         "targets": list(TARGETS),
-        "methods": {str(target): _methods(model, target) for target in TARGETS},
+        "methods": {
+            str(target): [_method(model, method, Reach(trained, target)) for method in methods] for target in TARGETS
+        },
         "samples": _samples(model),
     }
-
-
-def _trained_length(model: Decoder) -> int:
-    trained = trained_length_of(model.config.positions)
-    assert trained is not None
-    return trained
-
-
-def _weights(model: Decoder) -> dict[str, Tensor]:
-    return {name: weight.detach() for name, weight in model.state_dict().items()}
-
-
-def _bits(weight: Tensor) -> Tensor:
-    """Return the bits of a bfloat16 weight."""
-    assert weight.dtype == torch.bfloat16
-    return weight.contiguous().view(torch.int16).flatten()
 
 
 def _tokenizer(model: Decoder) -> dict[str, Any]:
@@ -103,13 +92,8 @@ def _tokenizer(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _methods(model: Decoder, target: int) -> list[dict[str, Any]]:
-    """Return the tables of every method for one target."""
-    reach = Reach(_trained_length(model), target)
-    return [_method(model, method, reach) for method in METHODS.values() if not method.keeps_own]
-
-
 def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
+    """Return the tables of a method: what each index is turned into, as queries and as keys of each region."""
     positions = method.positions(model.config.positions, reach)
     rope, extension = positions.ropes[0], positions.extensions[0]
     one = len(set(positions.ropes)) == 1 == len(set(positions.extensions))
@@ -159,17 +143,13 @@ def _samples(model: Decoder) -> list[dict[str, str]]:
     novel = read_text(None)[1]
     begin = novel.index("Call me Ishmael.")
     loomings = model.tokenizer.encode(novel[begin : begin + 8 * LONGEST])
-
-    def opening(tokens: int) -> str:
-        return model.tokenizer.decode(loomings[:tokens])  # type: ignore[union-attr]
-
+    openings = {count: model.tokenizer.decode(loomings[:count]) for count in (60, 250, 256, 900)}
     words = _TWICE.split()
-    twice = f"{_TWICE}. {' '.join(words[:12])}"
-    far = f"{_TWICE}.\n{opening(256)}\n{' '.join(words[:8])}"
-    return [
-        {"name": "Moby-Dick, 60 tokens", "text": opening(60)},
-        {"name": "A list, repeated", "text": twice},
-        {"name": "The list again, 256 tokens later", "text": far},
-        {"name": "Moby-Dick, 250 tokens", "text": opening(250)},
-        {"name": "Moby-Dick, 900 tokens", "text": opening(900)},
-    ]
+    texts = {
+        "Moby-Dick, 60 tokens": openings[60],
+        "A list, repeated": f"{_TWICE}. {' '.join(words[:12])}",
+        "The list again, 256 tokens later": f"{_TWICE}.\n{openings[256]}\n{' '.join(words[:8])}",
+        "Moby-Dick, 250 tokens": openings[250],
+        "Moby-Dick, 900 tokens": openings[900],
+    }
+    return [{"name": name, "text": text} for name, text in texts.items()]

@@ -46,7 +46,7 @@ def inline_svg(svg: bytes, name: str, alt: str) -> str:
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
     root.set("role", "img")
-    root.set("aria-label", printable(alt))
+    root.set("aria-label", "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in alt))
     return ElementTree.tostring(root, encoding="unicode").strip()
 
 
@@ -64,11 +64,6 @@ def _apart(key: str, value: str, name: str) -> str:
     if key == "href" and value.startswith("#"):
         return f"#{name}-{value[1:]}"
     return _POINTER.sub(f"url(#{name}-", value)
-
-
-def printable(text: str) -> str:
-    """Return the text with unprintable characters (control characters, broken bytes) replaced."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 CARD = "#1b1d20"

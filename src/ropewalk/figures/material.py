@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from importlib import resources
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,8 @@ from ropewalk.rope.model_ropes import ModelRopes
 
 Array = npt.NDArray[np.float64]
 BEGINNING = 30_000  # characters of Moby-Dick before the first window: the etymology and extracts
+CONFIGS = Path(__file__).parent / "data" / "configs"
+"""The packaged configs, files named by the keys of `TITLES`."""
 TITLES = {
     "gemma_3_1b": "Gemma 3 1B",
     "llama_2_7b": "Llama 2 7B",
@@ -42,42 +43,25 @@ def frequencies(config: RopeConfig, seq_len: int | None = None) -> Array:
     return array
 
 
-def packaged(*parts: str) -> Path:
-    """Return the path of a file of `figures/data`."""
-    path = resources.files("ropewalk.figures").joinpath("data", *parts)
-    assert isinstance(path, Path)
-    return path
-
-
-def packaged_configs() -> tuple[str, ...]:
-    """Return the names of the packaged published configs."""
-    return tuple(sorted(path.stem for path in packaged("configs").glob("*.json")))
-
-
-def published(name: str) -> Checkpoint:
-    """Return a config by its packaged name ("llama_2_7b") or path; raise `RopeError` if it cannot be read."""
-    if name in packaged_configs():
-        return Checkpoint.open(packaged("configs", f"{name}.json"))
-    try:
-        return Checkpoint.open(name)
-    except RopeError as error:
-        raise RopeError(
-            "figures: this is neither a packaged config nor a readable path.",
-            facts={"config": name, "error": error.rule},
-            cure=f"Give one of {', '.join(packaged_configs())}, or the path of a config.json, a folder or a .gguf.",
-        ) from error
-
-
 def opened(config: Any) -> Checkpoint:
     """Return the ropes of a config, with a name for pictures.
 
-    `config`: a `RopeConfig`, the argument of `published`, the content of a config.json, or a transformers config.
+    `config`: a `RopeConfig`, the name of a packaged config ("llama_2_7b"), the path of a config.json, a folder or a
+    .gguf, the content of a config.json, or a transformers config.
     """
     if isinstance(config, RopeConfig):
         return Checkpoint(name=described(config), config={}, ropes=ModelRopes((config,), (None,), (None,)))
+    if isinstance(config, str) and config in TITLES:
+        return dataclasses.replace(Checkpoint.open(CONFIGS / f"{config}.json"), name=TITLES[config])
     if isinstance(config, str | PathLike):
-        source = published(str(config))
-        return dataclasses.replace(source, name=TITLES.get(str(config), source.name))
+        try:
+            return Checkpoint.open(config)
+        except RopeError as error:
+            raise RopeError(
+                "figures: this is neither a packaged config nor a readable path.",
+                facts={"config": str(config), "error": error.rule},
+                cure=f"Give one of {', '.join(TITLES)}, or the path of a config.json, a folder or a .gguf.",
+            ) from error
     ropes = ModelRopes.from_hf(config)
     content = config if isinstance(config, Mapping) else config.to_dict()
     return Checkpoint(name=str(content.get("model_type", "config")), config=content, ropes=ropes)
@@ -137,19 +121,14 @@ def windows(model: Decoder, count: int, tokens: int, text: str | None = None) ->
     return torch.tensor(rows)
 
 
-class LayerInput(NamedTuple):
-    """One layer's attention and its input, hidden states `[batch, seq, hidden]`."""
-
-    attention: Attention
-    hidden: Tensor
-
-
-def attention_inputs(model: Decoder, input_ids: Tensor, position_ids: Tensor | None = None) -> list[LayerInput]:
-    """Return the input of each layer's attention in one forward over `input_ids` `[batch, seq]`."""
-    inputs: list[LayerInput] = []
+def attention_inputs(
+    model: Decoder, input_ids: Tensor, position_ids: Tensor | None = None
+) -> list[tuple[Attention, Tensor]]:
+    """Return each layer's attention and its input `[batch, seq, hidden]` in one forward over `input_ids`."""
+    inputs: list[tuple[Attention, Tensor]] = []
 
     def note(module: Any, arguments: tuple[Any, ...]) -> None:
-        inputs.append(LayerInput(module, arguments[0].detach()))
+        inputs.append((module, arguments[0].detach()))
 
     hooks = [layer.self_attn.register_forward_pre_hook(note) for layer in model.layers]  # type: ignore[union-attr]
     try:
@@ -161,9 +140,8 @@ def attention_inputs(model: Decoder, input_ids: Tensor, position_ids: Tensor | N
     return inputs
 
 
-def queries_and_keys(layer: LayerInput) -> tuple[Tensor, Tensor]:
+def queries_and_keys(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return queries and keys before rotation, both `[batch, heads, seq, head_dim]`, key heads repeated."""
-    attention, x = layer
     batch, seq, _ = x.shape
     with torch.inference_mode():
         q = attention.q_proj(x).view(batch, seq, attention.num_attention_heads, attention.head_dim)

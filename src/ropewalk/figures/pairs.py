@@ -24,7 +24,6 @@ from ropewalk.figures.style import (
 )
 from ropewalk.methods import Reach, method_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.scaling import Scaling
 from ropewalk.rope.values import check_whole
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ NAMES = {
     "abf": "ABF",
     "resonance": "Resonance",
 }
+OWN = {"linear": "pi"}  # our name of a rule in configs, if it differs
 _UNSEEN = "#f0a068"
 
 
@@ -71,7 +71,7 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
         from matplotlib.colors import LinearSegmentedColormap, LogNorm
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
-        from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+        from matplotlib.ticker import MaxNLocator
 
         columns = min(fit(3, 2), len(cells))
         rows = -(-len(cells) // columns)
@@ -109,10 +109,9 @@ def unseen(config: Any, target: int | None = None, *, rows: int = 256) -> Figure
         )  # fmt: skip
         place = fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40})
         drawn = bar(figure, image, grid, "frequency / unscaled frequency (no unit)", **place)
-        axis = fit(drawn.ax.yaxis, drawn.ax.xaxis)
-        axis.set_major_locator(FixedLocator([2.0**-n for n in range(12) if 2.0**-n >= least]))
-        axis.set_major_formatter(FuncFormatter(_fraction))
-        axis.set_minor_locator(NullLocator())
+        powers = [2**n for n in range(12) if 2.0**-n >= least]
+        drawn.set_ticks([1 / power for power in powers], labels=["1", *(f"1/{power}" for power in powers[1:])])
+        drawn.minorticks_off()
         caption(figure, shown["title"], shown["note"])
         handle = Patch(facecolor=_UNSEEN, edgecolor=ON_LIGHT, linewidth=0, hatch="/////", label="angle never seen")
         if fit(True, False):
@@ -146,9 +145,8 @@ def unseen_numbers(config: Any, target: int | None = None, *, rows: int = 256) -
         )
     methods = ("plain", *METHODS)
     ropes = {name: method_named(name).rope(rope.unscaled(), Reach(trained, length)) for name in methods}
-    own = own_name(rope)
-    if own is not None:
-        ropes[own] = rope  # with its own parameters, whatever the target
+    if rope.scaling is not None:  # with its own parameters, whatever the target
+        ropes[OWN.get(rope.scaling.rope_type, rope.scaling.rope_type)] = rope
     positions = np.linspace(0, length - 1, rows)
     base = frequencies(rope.unscaled())
     by_method = {NAMES.get(name, name): frequencies(one, length) for name, one in ropes.items()}
@@ -185,15 +183,6 @@ def _runs(marked: Sequence[bool]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _fraction(value: float, _: object = None) -> str:
-    """Return a power of two below one as a fraction.
-
-    >>> _fraction(1.0), _fraction(0.125)
-    ('1', '1/8')
-    """
-    return "1" if value == 1 else f"1/{1 / value:g}"
-
-
 def _share(share: float) -> str:
     """Return a share in per cent; a small one is not rounded to 0.
 
@@ -201,12 +190,6 @@ def _share(share: float) -> str:
     ('0 %', 'below 0.1 %', '41.3 %')
     """
     return "0 %" if share == 0 else "below 0.1 %" if share < 0.001 else f"{share:.1%}".replace("%", " %")
-
-
-def own_name(rope: RopeConfig) -> str | None:
-    """Return the method of a config's own scaling, by our name; None if it has none."""
-    kind = None if rope.scaling is None else rope.scaling.rope_type
-    return {"linear": "pi"}.get(kind, kind) if kind is not None else None
 
 
 def lengths(rope: RopeConfig) -> tuple[int, int]:
@@ -218,13 +201,7 @@ def lengths(rope: RopeConfig) -> tuple[int, int]:
             facts={"config": rope},
             cure="Add max_position_embeddings to it.",
         )
-    most = rope.max_position_embeddings or trained
     if rope.scaling is None:
         return trained, 4 * trained
-    return trained, max(most, round(trained * stated_factor(rope.scaling, most / trained)))
-
-
-def stated_factor(scaling: Scaling | None, otherwise: float) -> float:
-    """Return the scaling's `factor` if it has one above 1, else `otherwise`."""
-    factor = getattr(scaling, "factor", None)
-    return float(factor) if isinstance(factor, int | float) and factor > 1 else otherwise
+    most, factor = rope.max_position_embeddings or trained, getattr(rope.scaling, "factor", None)
+    return trained, max(most, round(trained * factor)) if isinstance(factor, int | float) else most

@@ -53,30 +53,15 @@ BANDS = (0.9, 0.5)
 POINTS = 4_096  # distances at which scores are computed
 
 
-def decay(
-    config: Any,
-    length: int = 256,
-    *,
-    model: str | Decoder | None = None,
-    text: str | None = None,
-    texts: int = 16,
-    tokens: int = 256,
-    seed: int = 0,
-) -> Figure:
+def decay(config: Any, length: int = 256, **options: Any) -> Figure:
     """Draw scores by distance: of equal q and k, the paper's bound, of random q and k, and of each head of a model.
 
-    **Arguments:**
-    - `config`: as for `rw.figures.unseen`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
-    - `model`: a trained `Decoder`, or the argument of `rw.load` ("tiny"). Without it, the last panel is left out.
-    - `text`: for the model; by default Moby-Dick. `texts`, `tokens`: windows of it, and the tokens of each.
-    - `seed`: of random q and k.
-
-    **Returns:** a matplotlib figure. **Raises:** `RopeError` for a model without rotation in some layer.
+    **Arguments:** those of `rw.figures.decay_numbers`. **Returns:** a matplotlib figure.
 
     >>> import ropewalk as rw
     >>> figure = rw.figures.decay(rw.RopeConfig(128, interleaved=False, theta=500_000.0), 8192)
     """
-    shown = decay_numbers(config, length, model=model, text=text, texts=texts, tokens=tokens, seed=seed)
+    shown = decay_numbers(config, length, **options)
     distances, heads = shown["distances"], shown["heads"]
     with style():
         from matplotlib.figure import Figure
@@ -144,9 +129,16 @@ def decay_numbers(
 ) -> dict[str, Any]:
     """Return what `decay` draws, by its arguments.
 
+    **Arguments:**
+    - `config`: as for `rw.figures.unseen`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
+    - `model`: a trained `Decoder`, or the argument of `rw.load` ("tiny"). Without it, the last panel is left out.
+    - `text`: for the model; by default Moby-Dick. `texts`, `tokens`: windows of it, and the tokens of each.
+    - `seed`: of random q and k.
+
     **Returns:** "distances", at most 4,096; by distance, over |q| |k|: "equal", "bound", "random_mean",
     "random_examples" and "random_bands" of (share of draws, low, high); "heads", by head the mean score less its mean
     over distances ({} without a model); then also "falling", "rising", "rising_count" and "model"; "note".
+    **Raises:** `RopeError` for a model without rotation in some layer.
 
     >>> import ropewalk as rw
     >>> numbers = rw.figures.decay_numbers(rw.RopeConfig(64, interleaved=False))
@@ -226,13 +218,13 @@ def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Arra
     With q and k as complex numbers, the mean is Re(mean(q) conj(mean(k)) exp(i D f)).
     """
     curves: dict[str, Array] = {}
-    for layer, given in enumerate(attention_inputs(model, ids)):
-        rope = given.attention.rope
+    for layer, (attention, hidden) in enumerate(attention_inputs(model, ids)):
+        rope = attention.rope
         assert rope is not None
         length = int(distances[-1]) + 1
         scale = attention_factor_of(rope, length) ** 2 / rope.head_dim**0.5
         rotation = np.exp(1j * np.outer(frequencies(rope, length), distances))
-        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(given))
+        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(attention, hidden))
         for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
             pairs_q, rest_q = as_complex(one_q, rope)
             pairs_k, rest_k = as_complex(one_k, rope)
@@ -244,29 +236,16 @@ def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Arra
 LEAST = 1e-3  # weights below share one colour
 
 
-def maps(
-    model: str | Decoder = "tiny",
-    tokens: int = 64,
-    *,
-    text: str | None = None,
-    moved: int = 10_000,
-    heads: Sequence[tuple[int, int]] = (),
-) -> Figure:
+def maps(model: str | Decoder = "tiny", tokens: int = 64, **options: Any) -> Figure:
     """Draw attention weights of a few heads: as trained, without rotation, and with all positions moved.
 
-    **Arguments:**
-    - `model`: a trained `Decoder`, or the argument of `rw.load`. `tokens`: of the window.
-    - `text`: by default Moby-Dick. `moved`: tokens added to all positions.
-    - `heads`: (layer, head) of each row; by default three that are chosen by their weights.
-
-    **Returns:** a matplotlib figure.
-    **Raises:** `RopeError` for a model without rotation in some layer, or a head that it does not have.
+    **Arguments:** those of `rw.figures.maps_numbers`. **Returns:** a matplotlib figure.
 
     >>> import ropewalk as rw
     >>> text = "The whale swam on. The whale swam on. The whale swam on."
     >>> figure = rw.figures.maps("tiny", 12, text=text, heads=[(2, 1)])
     """
-    shown = maps_numbers(model, tokens, text=text, moved=moved, heads=heads)
+    shown = maps_numbers(model, tokens, **options)
     rows, columns = shown["rows"], shown["columns"]
     with style():
         from matplotlib.colors import LogNorm
@@ -306,8 +285,14 @@ def maps_numbers(
 ) -> dict[str, Any]:
     """Return what `maps` draws, by its arguments.
 
+    **Arguments:**
+    - `model`: a trained `Decoder`, or the argument of `rw.load`. `tokens`: of the window.
+    - `text`: by default Moby-Dick. `moved`: tokens added to all positions.
+    - `heads`: (layer, head) of each row; by default three that are chosen by their weights.
+
     **Returns:** "rows" of (head, weights `[tokens, tokens]` as trained, without rotation, with positions moved);
     "columns", their names; "note".
+    **Raises:** `RopeError` for a model without rotation in some layer, or a head that it does not have.
 
     >>> import ropewalk as rw
     >>> [(head, weights)] = rw.figures.maps_numbers("tiny", 16, heads=[(2, 1)])["rows"]

@@ -115,14 +115,6 @@ def panel(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=fit(10, 8), fontweight="normal", color=INK, pad=fit(6, 4))
 
 
-def legend(figure: Figure, axes: Axes, handles: Any, names: Any, *, columns: int) -> None:
-    """Write the legend beside the panels, or on a narrow page below these axes."""
-    if fit(True, False):
-        figure.legend(handles, names, loc="outside right upper")
-    else:
-        axes.legend(handles, names, loc="upper center", bbox_to_anchor=(0.4, -0.25), ncols=columns, fontsize=7)
-
-
 def heat(axes: Axes, values: Any, **more: Any) -> Any:
     """Draw a table as colours, row 0 on top, without grid lines; return the image for its colour bar."""
     axes.grid(False)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.models.classifier import TextClassifier, TextClassifierConfig
-    from ropewalk.models.config import DecoderConfig
+    from ropewalk.models.classifier import TextClassifier
+    from ropewalk.models.config import DecoderConfig, TextClassifierConfig
     from ropewalk.models.decoder import Decoder
     from ropewalk.models.generation import generate
     from ropewalk.models.training import fit

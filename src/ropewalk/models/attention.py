@@ -14,7 +14,7 @@ from ropewalk.attention.remap import attend_remapped, attend_remapped_openly
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.cache import KVCache
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
-from ropewalk.models.encodings import resolve
+from ropewalk.models.encodings import rope_or_encoding
 from ropewalk.models.forward_inputs import ForwardInputs, masked_bias
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
@@ -72,14 +72,22 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         kv_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
-        check_sizes(hidden_size, num_attention_heads, kv_heads, head_dim, sliding_window)
-        check_numbers(softcap, attention_dropout)
+        sizes = {
+            "hidden_size": hidden_size,
+            "num_attention_heads": num_attention_heads,
+            "num_key_value_heads": kv_heads,
+        }
+        check_whole("Attention", optional=False, **sizes)
+        check_whole("Attention", head_dim=head_dim, sliding_window=sliding_window)
+        if head_dim is None and hidden_size % num_attention_heads:
+            rule = "Attention: `hidden_size` is not a multiple of `num_attention_heads`."
+            raise RopeError(rule, facts=sizes, cure="Pass head_dim=...")
         self.hidden_size, self.num_attention_heads = hidden_size, num_attention_heads
         self.num_key_value_heads = kv_heads
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         self.causal, self.sliding_window = causal, sliding_window
-        self.softcap = softcap
-        self.attention_dropout = attention_dropout
+        self.softcap, self.attention_dropout = softcap, attention_dropout
+        _check_sizes(self)
         self.sinks = nn.Parameter(torch.zeros(num_attention_heads)) if sinks else None
         self.q_proj = nn.Linear(hidden_size, num_attention_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, kv_heads * self.head_dim, bias=bias)
@@ -87,22 +95,13 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(num_attention_heads * self.head_dim, hidden_size, bias=bias)
         self.rotary: RotaryEmbedding | None = None
         self.encoding: Encoding | None = None
-        self._shared: tuple[Encoding, ...] = ()
+        self._shared: tuple[Encoding, ...] = ()  # of the layers of a model, which registers it
         self.extension: Extension | None = None
-        if rope is not None and encoding is not None:
-            raise RopeError(
-                "Attention: `rope` and `encoding` are mutually exclusive.",
-                facts={"rope": rope, "encoding": encoding},
-                cure="Pass one of them.",
-            )
-        if isinstance(encoding, Encoding):  # shared by the layers of a model, which registers it
-            self._shared = (encoding,)
-        elif encoding is not None:
-            chosen = resolve(encoding, self.head_dim)
-            if isinstance(chosen, RopeConfig):
-                rope = chosen
-            else:
-                self.encoding = chosen.build(Sizes(hidden_size, num_attention_heads, self.head_dim, causal))
+        rope, chosen = rope_or_encoding("Attention", rope, encoding, self.head_dim)
+        if isinstance(chosen, Encoding):
+            self._shared = (chosen,)
+        elif chosen is not None:
+            self.encoding = chosen.build(Sizes(hidden_size, num_attention_heads, self.head_dim, causal))
         self.set_positions(rope, extension)
 
     @property
@@ -116,18 +115,18 @@ class Attention(nn.Module):
         return self._shared[0] if self._shared else self.encoding
 
     @property
-    def logit_rules(self) -> LogitRules:
-        """Return the softcap and the sinks."""
-        return LogitRules(self.softcap or 0.0, self.sinks)
+    def remaps(self) -> bool:
+        """Return whether an extension remaps positions, so that keys are stored unrotated."""
+        return self.extension is not None and self.extension.remaps
 
     @checked
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
         """Replace rope and extension; raise `RopeError` if they do not fit this layer."""
         config = rope.config if isinstance(rope, RotaryEmbedding) else rope
         if config is not None:
-            check_rope(config, self.head_dim)
+            _check_rope(config, self.head_dim)
         if extension is not None:
-            check_extension(extension, config, self.position_encoding, self.causal, self.sliding_window)
+            _check_extension(extension, config, self.position_encoding, self.causal, self.sliding_window)
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
         self.extension = extension
 
@@ -183,30 +182,30 @@ class Attention(nn.Module):
                 facts={"hidden_states": hidden_states, "hidden_size": self.hidden_size},
                 cure="Add the batch dimension with hidden_states[None], or build Attention with this hidden size.",
             )
-        arguments: dict[str, Any] = {
+        given: dict[str, Any] = {
             "position_ids": position_ids, "attention_mask": attention_mask, "document_ids": document_ids,
             "cache": cache, "seq_len": seq_len,
         }  # fmt: skip
         check_kind("Attention", bool, "Pass True for the weights too.", need_weights=need_weights)
         if inputs is not None:
-            check_kind("Attention", ForwardInputs, "Build it: ForwardInputs.of(hidden_states, ...).", inputs=inputs)
-        standalone, layer = inputs is None, layer_of(cache if inputs is None else inputs.cache, layer)
+            check_kind("Attention", ForwardInputs, "Build it: ForwardInputs(hidden_states, ...).", inputs=inputs)
+        standalone, layer = inputs is None, _layer_of(cache if inputs is None else inputs.cache, layer)
         if inputs is None:
             if bias is not None:
                 raise RopeError("Attention: `bias` requires `inputs`.", cure="Omit it: a layer computes its own.")
             if cache is not None:
                 if not self.causal:
                     raise RopeError("Attention: a cache needs causal attention.", cure="Run without a cache.")
-                check_cache(cache, layer, self.rope, self.extension)
-                cache.check_writer(layer, self)
-            inputs = ForwardInputs.of(hidden_states, **arguments, layer=layer)
+                cache.check_layer(layer, self, self.rope, self.extension)
+            inputs = ForwardInputs(hidden_states, **given, layer=layer)
         else:
-            check_inputs(inputs, hidden_states, arguments)
+            _check_inputs(inputs, hidden_states, given)
         cache = inputs.cache
         with torch.no_grad() if cache is not None else differentiable_kernels():
             if self.encoding is not None:
                 hidden_states = self.encoding.embedded(hidden_states, inputs.places.queries)
             out, weights = self._attend(hidden_states, inputs, layer, bias, need_weights)
+            out = self.o_proj(out.transpose(1, 2).flatten(2))
         if cache is not None and standalone:
             cache.commit(inputs.layout)
         return (out, weights) if weights is not None else out
@@ -214,63 +213,40 @@ class Attention(nn.Module):
     def _attend(
         self, x: Tensor, inputs: ForwardInputs, layer: int, bias: Tensor | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """Return `[batch, heads, seq, head_dim]`, and the weights or None."""
         # under tensor parallelism a process computes only its own heads
-        q, k, v = (_split_heads(layer(x), self.head_dim) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (layer(x).unflatten(-1, (-1, self.head_dim)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         q, keys, values = self._rotate_and_store(q, k, v, inputs, layer)
+        dropout, rules = self.attention_dropout if self.training else 0.0, LogitRules(self.softcap or 0.0, self.sinks)
+        layout, encoding = inputs.layout, self.position_encoding
         if self.extension is not None:
             q = inputs.remap(self.rotary, self.extension).scaled(q)
-        out, weights = self._attend_rotated(q, keys, values, inputs, bias, need_weights)
-        return self._projected(out), weights
-
-    def _attend_rotated(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        inputs: ForwardInputs,
-        bias: Tensor | None,
-        need_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend from queries `[batch, seq, heads, head_dim]` to keys and values `[batch, kv_heads, total, head_dim]`.
-
-        **Returns:** `[batch, heads, seq, head_dim]`, and the weights or None.
-        """
-        dropout, rules = self.attention_dropout if self.training else 0.0, self.logit_rules
-        if self.extension is not None and self.extension.remaps:
-            remap = inputs.remap(self.rotary, self.extension)
-            if need_weights:
-                return attend_remapped_openly(q.transpose(1, 2), keys, values, remap, dropout, rules)
-            return attend_remapped(q.transpose(1, 2), keys, values, remap, dropout, rules), None
-        seen, encoding = Visibility(), self.position_encoding
         if bias is None and encoding is not None:
             q, bias = encoding.biased(q, inputs.places)
             if bias is not None:
-                bias = masked_bias(bias, inputs.layout.visibility(self.causal, self.sliding_window, whole=True))
+                bias = masked_bias(bias, layout.visibility(self.causal, self.sliding_window, whole=True))
+        q = q.transpose(1, 2)
+        if self.extension is not None and self.extension.remaps:
+            remap = inputs.remap(self.rotary, self.extension)
+            if need_weights:
+                return attend_remapped_openly(q, keys, values, remap, dropout, rules)
+            return attend_remapped(q, keys, values, remap, dropout, rules), None
+        seen = Visibility()
         if bias is None:
-            whole = need_weights or not rules.none
-            seen = inputs.layout.visibility(self.causal, self.sliding_window, whole=whole)
+            seen = layout.visibility(self.causal, self.sliding_window, whole=need_weights or not rules.none)
         else:
             bias = bias.to(q.dtype)
         if need_weights:
-            return attend_openly(q.transpose(1, 2), keys, values, seen, dropout, bias, rules)
-        return attend(q.transpose(1, 2), keys, values, seen, dropout, bias, rules), None
-
-    def _projected(self, out: Tensor) -> Tensor:
-        """Return the output layer's `[batch, seq, hidden]` of `[batch, heads, seq, head_dim]`."""
-        batch, heads, seq, head_dim = out.shape
-        projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, seq, heads * head_dim))
-        return projected
+            return attend_openly(q, keys, values, seen, dropout, bias, rules)
+        return attend(q, keys, values, seen, dropout, bias, rules), None
 
     def _rotate_and_store(
         self, q: Tensor, k: Tensor, v: Tensor, inputs: ForwardInputs, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotate and store, in one pass if possible; return queries, and keys and values with heads first."""
         layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
-        remaps = self.extension is not None and self.extension.remaps
-        tables = None if self.rotary is None or remaps else inputs.tables(self.rotary)
-        if tables is not None and self.rotary is not None:
-            rope = self.rotary.config
-            cos, sin, scale = tables
+        if self.rotary is not None and not self.remaps:
+            rope, (cos, sin, scale) = self.rotary.config, inputs.tables(self.rotary)
             check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
             backend = choose(q, None, k, v, cos, sin)
             turn = Turn(rope.interleaved, scale, False, "bshd")
@@ -287,91 +263,13 @@ class Attention(nn.Module):
         return q, keys.to(q.dtype), values.to(q.dtype)
 
 
-def _split_heads(x: Tensor, head_dim: int) -> Tensor:
-    """Return `[batch, seq, heads * head_dim]` as `[batch, seq, heads, head_dim]`, with this process's heads."""
-    batch, seq, width = x.shape
-    return x.view(batch, seq, width // head_dim, head_dim)
-
-
-def check_inputs(inputs: ForwardInputs, hidden_states: Tensor, arguments: dict[str, Any]) -> None:
-    """Raise `RopeError` if `arguments` that `inputs` already contain are passed again, or the shapes differ."""
-    ignored = {name: value for name, value in arguments.items() if value is not None}
-    if ignored:
-        names = " and ".join(f"`{name}`" for name in ignored)
-        raise RopeError(
-            f"Attention: `inputs` is already built, so {names} would be ignored.",
-            facts=ignored,
-            cure="Omit `inputs`, or build it with them: ForwardInputs.of(hidden_states, ...).",
-        )
-    if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
-        raise RopeError(
-            "Attention: `inputs` was built for a different shape.",
-            facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
-            cure="Build it from the hidden states of this call: ForwardInputs.of(hidden_states, ...).",
-        )
-
-
-def check_sizes(hidden: int, heads: int, kv_heads: int, head_dim: int | None, window: int | None) -> None:
-    """Raise `RopeError` unless all sizes are positive and the heads can be divided."""
-    sizes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    facts = {**sizes, "head_dim": head_dim}
-    check_whole("Attention", optional=False, **sizes)
-    check_whole("Attention", head_dim=head_dim, sliding_window=window)
-    if heads % kv_heads:
-        raise RopeError(
-            "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
-            facts=facts,
-            cure="Choose a multiple: each key-value head is shared by the same number of query heads.",
-        )
-    if head_dim is None and hidden % heads:
-        raise RopeError(
-            "Attention: `hidden_size` is not a multiple of `num_attention_heads`.",
-            facts=facts,
-            cure="Pass head_dim=...",
-        )
-
-
-def check_numbers(softcap: float | None, dropout: float) -> None:
-    """Raise `RopeError` unless the dropout is a probability below 1, and the softcap None or positive."""
-    if not 0.0 <= dropout < 1.0:
-        raise RopeError(
-            "Attention: `attention_dropout` must be a probability below 1.",
-            facts={"attention_dropout": dropout},
-            cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
-        )
-    if softcap is not None and not 0.0 < softcap < math.inf:
-        raise RopeError(
-            "Attention: `softcap` must be a positive number.",
-            facts={"softcap": softcap},
-            cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
-        )
-
-
-def check_cache(cache: KVCache, layer: int, rope: RopeConfig | None, extension: Extension | None) -> None:
-    """Raise `RopeError` unless the cache was made for this layer's rope and extension."""
-    cache.check_layer(layer)
-    cached = None if cache.ropes is None else cache.ropes[layer]
-    if cached != rope and (cache.ropes is not None or (rope is not None and rope.needs_seq_len)):
-        raise RopeError(
-            "Attention: the cache was not made for this layer's rope.",
-            facts={"layer": layer, "cache.ropes": cache.ropes, "rope": rope},
-            cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
-        )
-    if cache.extensions[layer] != extension:
-        raise RopeError(
-            "Attention: the cache was not made for this layer's extension.",
-            facts={"layer": layer, "cache.extensions": cache.extensions, "extension": extension},
-            cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
-        )
-
-
-def layer_of(cache: KVCache | None, layer: int | None) -> int:
+def _layer_of(cache: KVCache | None, layer: int | None) -> int:
     """Return `layer`; None is 0. Raise `RopeError` if a cache of several layers does not know which one is meant."""
     if cache is not None:
         check_kind("Attention", KVCache, "Build one: rw.KVCache(...).", cache=cache)
     if layer is not None:
         check_whole("Attention", least=0, layer=layer)
-    if layer is None and cache is not None and cache.num_layers > 1:
+    elif cache is not None and cache.num_layers > 1:
         raise RopeError(
             "Attention: `layer` is required: the cache has several layers.",
             facts={"layer": layer, "cache": cache},
@@ -380,7 +278,48 @@ def layer_of(cache: KVCache | None, layer: int | None) -> int:
     return layer or 0
 
 
-def check_rope(rope: RopeConfig, head_dim: int) -> None:
+def _check_inputs(inputs: ForwardInputs, hidden_states: Tensor, given: dict[str, Any]) -> None:
+    """Raise `RopeError` if arguments that `inputs` already contain are passed again, or the shapes differ."""
+    ignored = {name: value for name, value in given.items() if value is not None}
+    if ignored:
+        names = " and ".join(f"`{name}`" for name in ignored)
+        raise RopeError(
+            f"Attention: `inputs` is already built, so {names} would be ignored.",
+            facts=ignored,
+            cure="Omit `inputs`, or build it with them: ForwardInputs(hidden_states, ...).",
+        )
+    if hidden_states.shape[:2] != (inputs.layout.batch, inputs.layout.seq):
+        raise RopeError(
+            "Attention: `inputs` was built for a different shape.",
+            facts={"hidden_states": hidden_states, "batch": inputs.layout.batch, "seq": inputs.layout.seq},
+            cure="Build it from the hidden states of this call: ForwardInputs(hidden_states, ...).",
+        )
+
+
+def _check_sizes(layer: Attention) -> None:
+    """Raise `RopeError` unless the heads can be divided, the dropout is a probability, and the softcap positive."""
+    heads, kv_heads = layer.num_attention_heads, layer.num_key_value_heads
+    if heads % kv_heads:
+        raise RopeError(
+            "Attention: `num_attention_heads` must be a multiple of `num_key_value_heads`.",
+            facts={"num_attention_heads": heads, "num_key_value_heads": kv_heads},
+            cure="Choose a multiple: each key-value head is shared by the same number of query heads.",
+        )
+    if not 0.0 <= layer.attention_dropout < 1.0:
+        raise RopeError(
+            "Attention: `attention_dropout` must be a probability below 1.",
+            facts={"attention_dropout": layer.attention_dropout},
+            cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
+        )
+    if layer.softcap is not None and not 0.0 < layer.softcap < math.inf:
+        raise RopeError(
+            "Attention: `softcap` must be a positive number.",
+            facts={"softcap": layer.softcap},
+            cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
+        )
+
+
+def _check_rope(rope: RopeConfig, head_dim: int) -> None:
     """Raise `RopeError` unless the rope fits the heads."""
     if rope.head_dim != head_dim:
         raise RopeError(
@@ -396,7 +335,7 @@ def check_rope(rope: RopeConfig, head_dim: int) -> None:
         )
 
 
-def check_extension(
+def _check_extension(
     extension: Extension, rope: RopeConfig | None, encoding: Encoding | None, causal: bool, window: int | None
 ) -> None:
     """Raise `RopeError` if this layer cannot remap positions, or its encoding adds a bias to the logits."""

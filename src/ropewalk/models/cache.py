@@ -18,26 +18,6 @@ from ropewalk.rope.values import Float, as_whole, check_whole, checked
 from ropewalk.rotation.backends.request import Store
 
 
-def _device(device: torch.device | str) -> torch.device:
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise RopeError(
-            "KVCache: unknown `device`.", facts={"device": device}, cure='Pass "cpu", "cuda:0" or "mps".'
-        ) from error
-
-
-def refuse_outgrowing(length: int, seq_len: int, ropes: Sequence[RopeConfig | None]) -> None:
-    """Raise `RopeError` if a row exceeds the length at which the frequencies of `seq_len` are correct."""
-    for rope in {rope for rope in ropes if rope is not None and rope.needs_seq_len}:
-        if length > rope.longest_at(seq_len):
-            raise RopeError(
-                "KVCache: this call exceeds the `seq_len` of the cache's frequencies.",
-                facts={"tokens": length, "seq_len": seq_len, "scaling": rope.scaling},
-                cure="Create the cache with the final length (seq_len=...), or recompute its tokens in a new one.",
-            )
-
-
 class KVCache:
     """Rotated keys and values of all previous tokens, per layer, preallocated and growing in steps.
 
@@ -46,15 +26,13 @@ class KVCache:
     and one for values, `[batch, kv_heads, capacity, head_dim]`. A forward with a cache keeps no gradients.
 
     Each layer counts its own tokens, so a model may use any layers, in any order. `RopeError` is raised for a second
-    module with the same layer number, and if the layers hold different tokens because a call was left out or failed.
-
-    If frequencies depend on length (`ropes` with dynamic NTK or LongRoPE), `seq_len` is required and fixed for the
-    cache's life. A call that exceeds it raises `RopeError`, because the frequencies of the cached keys would be wrong.
+    module with the same layer number, if the layers hold different tokens because a call was left out or failed, and
+    for a call that exceeds `seq_len`, because the frequencies of the cached keys would be wrong.
 
     **Arguments:**
 
     - `num_layers`, `batch` (rows), `num_key_value_heads`, `head_dim`: sizes, at least 1.
-    - `seq_len`: tokens of the longest row at the end.
+    - `seq_len`: tokens of the longest row at the end; required, and fixed, if frequencies depend on length.
     - `capacity`: tokens per row to reserve memory for.
     - `dtype`, `device`: of the buffers.
     - `ropes`: the rules that rotate the keys, one or None per layer.
@@ -91,32 +69,32 @@ class KVCache:
         ropes: Sequence[RopeConfig | None] | None = None,
         extensions: Sequence[Extension | None] | None = None,
     ) -> None:
-        sizes: dict[str, Any] = {
-            "num_layers": num_layers,
-            "batch": batch,
-            "num_key_value_heads": num_key_value_heads,
-            "head_dim": head_dim,
-        }
-        check_whole("KVCache", optional=False, **sizes)
+        check_whole("KVCache", optional=False, num_layers=num_layers, batch=batch)
+        check_whole("KVCache", optional=False, num_key_value_heads=num_key_value_heads, head_dim=head_dim)
         check_whole("KVCache", least=0, capacity=capacity)
         check_whole("KVCache", seq_len=seq_len)
         self.num_layers = num_layers
         self.num_key_value_heads, self.head_dim = num_key_value_heads, head_dim
-        self.dtype, self.device = dtype, _device(device)
+        try:
+            self.dtype, self.device = dtype, torch.device(device)
+        except RuntimeError as error:
+            cure = 'Pass "cpu", "cuda:0" or "mps".'
+            raise RopeError("KVCache: unknown `device`.", facts={"device": device}, cure=cure) from error
         self.ropes = tuple(ropes) if ropes is not None else None
         self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
         for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
             if of_layers is not None and len(of_layers) != num_layers:
                 raise RopeError(
                     f"KVCache: `{name}` must have one entry per layer.",
-                    facts={**sizes, name: of_layers},
+                    facts={"num_layers": num_layers, name: of_layers},
                     cure="Pass one, or None, for each layer, as model.new_cache does.",
                 )
         self._lengths = [(0,) * batch] * num_layers
         self._writers: list[weakref.ref[nn.Module] | None] = [None] * num_layers
         self.seq_len = as_whole(seq_len)
         """The fixed length for the frequencies in tokens, or None."""
-        if self.seq_len is None and any(rope is not None and rope.needs_seq_len for rope in self.ropes or ()):
+        self._by_length = {rope for rope in self.ropes or () if rope is not None and rope.needs_seq_len}
+        if self.seq_len is None and self._by_length:
             raise RopeError(
                 "KVCache: `seq_len` is required: the frequencies of this model depend on length.",
                 facts={"ropes": self.ropes},
@@ -143,12 +121,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
-        return sum(buffer.nbytes for buffers in self._buffers for buffer in buffers)
-
-    @property
-    def _buffers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return keys and values, one buffer `[batch, kv_heads, capacity, head_dim]` per layer."""
-        return self._keys, self._values
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values))
 
     def __repr__(self) -> str:
         return (
@@ -160,23 +133,35 @@ class KVCache:
         """Return the state of a copy, whose layers any module may continue."""
         return {**vars(self), "_writers": [None] * self.num_layers}
 
-    def check_layer(self, layer: int) -> None:
-        """Raise `RopeError` if there is no such layer."""
-        if type(layer) is not int or not 0 <= layer < self.num_layers:  # each layer asks it for each token
-            check_whole("KVCache", least=0, most=self.num_layers - 1, optional=False, layer=layer)
-
-    def check_writer(self, layer: int, writer: nn.Module) -> None:
-        """Raise `RopeError` if a module other than `writer` has written the tokens of a layer."""
+    def check_layer(self, layer: int, module: nn.Module, rope: RopeConfig | None, extension: Extension | None) -> None:
+        """Raise `RopeError` unless this is the layer of the module, and was made for its rope and extension."""
+        self._check_number(layer)
+        cached = None if self.ropes is None else self.ropes[layer]
+        if cached != rope and (self.ropes is not None or (rope is not None and rope.needs_seq_len)):
+            raise RopeError(
+                "Attention: the cache was not made for this layer's rope.",
+                facts={"layer": layer, "cache.ropes": self.ropes, "rope": rope},
+                cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
+            )
+        if self.extensions[layer] != extension:
+            raise RopeError(
+                "Attention: the cache was not made for this layer's extension.",
+                facts={"layer": layer, "cache.extensions": self.extensions, "extension": extension},
+                cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
+            )
         known = self._writers[layer]
         other = None if known is None else known()
-        if other is not None and other is not writer and any(self._lengths[layer]):
+        if other is not None and other is not module and any(self._lengths[layer]):
             raise RopeError(
                 "KVCache: a different module has written the tokens of this layer.",
                 facts={"layer": layer, "cache": self},
                 cure="Give each attention module of a model its own layer number.",
             )
-        if other is not writer:
-            self._writers[layer] = weakref.ref(writer)
+        self._writers[layer] = weakref.ref(module)
+
+    def _check_number(self, layer: int) -> None:
+        if type(layer) is not int or not 0 <= layer < self.num_layers:  # each layer asks it for each token
+            check_whole("KVCache", least=0, most=self.num_layers - 1, optional=False, layer=layer)
 
     def check_seq_len(self, seq_len: int | None) -> None:
         """Raise `RopeError` if a call's `seq_len` differs from the cache's; None is the cache's."""
@@ -202,7 +187,7 @@ class KVCache:
         if type(batch) is not int or type(seq) is not int or seq < 0:
             check_whole("KVCache", least=0, optional=False, batch=batch, seq=seq)
         if layer is not None:
-            self.check_layer(layer)
+            self._check_number(layer)
         if batch != self.batch:
             raise RopeError(
                 "KVCache: the batch differs from the cache's.",
@@ -215,8 +200,13 @@ class KVCache:
         if layer is not None and not {each for each in self._lengths if any(each)} <= {held, lengths}:
             raise self._not_continued(layer)
         total = max(lengths)
-        if self.seq_len is not None:
-            refuse_outgrowing(total, self.seq_len, self.ropes or ())
+        for rope in self._by_length:
+            if total > rope.longest_at(self.seq_len or 0):
+                raise RopeError(
+                    "KVCache: this call exceeds the `seq_len` of the cache's frequencies.",
+                    facts={"tokens": total, "seq_len": self.seq_len, "scaling": rope.scaling},
+                    cure="Create the cache with the final length (seq_len=...), or recompute its tokens in a new one.",
+                )
         layout = TokenLayout(
             batch, seq, self.device, total=total, cached=True, held=held, lengths=lengths,
             slot_tables=self._slot_tables,
@@ -229,7 +219,12 @@ class KVCache:
             layout.slots = (torch.tensor(held, device=self.device)[:, None] + counted).clamp_(min=0)
             layout.real = real
         if total > self.capacity:
-            self.reserve(math.ceil((total + self.capacity // 8) / self.step) * self.step)
+            capacity, longest = math.ceil((total + self.capacity // 8) / self.step) * self.step, max(self._held(None))
+            for buffers in (self._keys, self._values):
+                for number, old in enumerate(buffers):
+                    buffers[number] = self._empty(capacity)
+                    buffers[number][:, :, :longest] = old[:, :, :longest]
+            self.capacity = capacity
         layout.capacity = self.capacity
         return layout
 
@@ -269,7 +264,7 @@ class KVCache:
         return self._keys[layer][:, :, : layout.total], self._values[layer][:, :, : layout.total]
 
     def _check_written(self, layer: int, keys: Tensor, layout: TokenLayout) -> None:
-        self.check_layer(layer)
+        self._check_number(layer)
         if self._lengths[layer] != layout.held or layer in layout.written:
             raise self._not_continued(layer)
         if keys.shape != (self.batch, layout.seq, self.num_key_value_heads, self.head_dim):
@@ -290,18 +285,6 @@ class KVCache:
         """Count a call's tokens as stored in the layers that have written them."""
         for layer in layout.written:
             self._lengths[layer] = layout.lengths
-
-    def reserve(self, capacity: int) -> None:
-        """Reserve memory for `capacity` tokens per row, and keep the stored tokens; never shrink."""
-        check_whole("KVCache", least=0, optional=False, capacity=capacity)
-        if capacity <= self.capacity:
-            return
-        longest = max(self._held(None))
-        for buffers in self._buffers:
-            for layer, old in enumerate(buffers):
-                buffers[layer] = self._empty(capacity)
-                buffers[layer][:, :, :longest] = old[:, :, :longest]
-        self.capacity = capacity
 
     @checked
     def truncate(self, length: int | Sequence[int]) -> None:
@@ -330,7 +313,7 @@ class KVCache:
             return
         index = torch.tensor(chosen, device=self.device)
         with torch.inference_mode(False), torch.no_grad():
-            for buffers in self._buffers:
+            for buffers in (self._keys, self._values):
                 for layer, old in enumerate(buffers):
                     buffers[layer] = old.index_select(0, index)
         self._lengths = [tuple(held[row] for row in chosen) for held in self._lengths]

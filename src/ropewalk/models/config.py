@@ -1,16 +1,21 @@
-"""The shape of a decoder."""
+"""The shapes of a decoder and of a text classifier."""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.models.encoding import EncodingConfig
-from ropewalk.models.encodings import NoPE, resolve
+from ropewalk.models.encodings import LearnedAbsolute, NoPE, rope_or_encoding
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.model_ropes import ExtensionSetting, ModelRopes, RopeSetting, entries
 from ropewalk.rope.values import MOST_SIZE, check_whole, checked
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+POOLINGS = ("mean", "first")
 
 
 @checked
@@ -45,7 +50,7 @@ class DecoderConfig:
     num_key_value_heads: int | None = None
     head_dim: int | None = None
     rope: RopeSetting = None
-    encoding: str | EncodingConfig | None = None
+    encoding: str | EncodingConfig | RopeConfig | None = None
     sliding_window: int | tuple[int | None, ...] | None = None
     extension: ExtensionSetting = None
     norm_eps: float = 1e-5
@@ -57,57 +62,50 @@ class DecoderConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        facts = {name: getattr(self, name) for name in sizes}
-        check_whole("DecoderConfig", most=MOST_SIZE, optional=False, **facts)
-        check_whole(
-            "DecoderConfig", most=MOST_SIZE, num_key_value_heads=self.num_key_value_heads, head_dim=self.head_dim
-        )
+        where, sizes = type(self).__name__, {name: getattr(self, name) for name in SIZES}
+        check_whole(where, most=MOST_SIZE, optional=False, **sizes)
+        check_whole(where, most=MOST_SIZE, num_key_value_heads=self.num_key_value_heads, head_dim=self.head_dim)
         if not 0.0 <= self.norm_eps < 1.0:
             raise RopeError(
-                "DecoderConfig: `norm_eps` must be between 0 and 1.",
+                f"{where}: `norm_eps` must be between 0 and 1.",
                 facts={"norm_eps": self.norm_eps},
                 cure="Pass for example 1e-5 or 1e-6, as in published models.",
             )
-        if self.num_key_value_heads is None:
-            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                raise RopeError(
-                    "DecoderConfig: `hidden_size` is not a multiple of `num_attention_heads`.",
-                    facts=facts,
-                    cure="Pass head_dim=... if a head is not hidden_size / num_attention_heads.",
-                )
-            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        if self.encoding is not None:
-            if self.rope is not None:
-                raise RopeError(
-                    "DecoderConfig: `rope` and `encoding` are mutually exclusive.",
-                    facts={"rope": self.rope, "encoding": self.encoding},
-                    cure="Pass one of them.",
-                )
-            chosen = resolve(self.encoding, self.head_dim or 0)
-            object.__setattr__(self, "rope", chosen if isinstance(chosen, RopeConfig) else None)
-            object.__setattr__(self, "encoding", None if isinstance(chosen, RopeConfig | NoPE) else chosen)
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise RopeError(
+                f"{where}: `hidden_size` is not a multiple of `num_attention_heads`.",
+                facts=sizes,
+                cure="Pass head_dim=... if a head is not hidden_size / num_attention_heads.",
+            )
+        settings: dict[str, Any] = {
+            "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim or self.hidden_size // self.num_attention_heads,
+        }
         for name in ("rope", "sliding_window", "extension"):
-            entries("DecoderConfig", name, getattr(self, name), self.num_hidden_layers)
+            of_layers = entries(where, name, getattr(self, name), self.num_hidden_layers)
+            settings[name] = of_layers[0] if len(set(of_layers)) == 1 else of_layers
+        rope, encoding = rope_or_encoding(where, settings["rope"], self.encoding, settings["head_dim"])
+        settings |= {"rope": rope, "encoding": None if isinstance(encoding, NoPE) else encoding}
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+
+    def _of_layers(self, name: str) -> tuple[Any, ...]:
+        return entries("DecoderConfig", name, getattr(self, name), self.num_hidden_layers)
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
         """Return one rope, or None, per layer."""
-        return self.rope if isinstance(self.rope, tuple) else (self.rope,) * self.num_hidden_layers
+        return self._of_layers("rope")
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
         """Return one window in tokens, or None, per layer."""
-        window = self.sliding_window
-        return window if isinstance(window, tuple) else (window,) * self.num_hidden_layers
+        return self._of_layers("sliding_window")
 
     @property
     def extensions(self) -> tuple[Extension | None, ...]:
         """Return one extension, or None, per layer."""
-        extension = self.extension
-        return extension if isinstance(extension, tuple) else (extension,) * self.num_hidden_layers
+        return self._of_layers("extension")
 
     @property
     def positions(self) -> ModelRopes:
@@ -123,3 +121,64 @@ class DecoderConfig:
     def needs_seq_len(self) -> bool:
         """Return whether any layer's frequencies depend on the sequence's length."""
         return self.positions.needs_seq_len
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class TextClassifierConfig(DecoderConfig):
+    """The shape of a text classifier; the fields of `DecoderConfig` are its layers'.
+
+    **Arguments:**
+
+    - `labels`: the classes by name, in the order of the logits; two or more.
+    - `encoding`: one of `ropewalk.encodings` by name or with its settings, a RopeConfig, or None for no position.
+      Attention is bidirectional, so "xpos" raises.
+    - `pooling`: "mean" of the real tokens' vectors, or the "first" real token's.
+    - `max_length`: tokens; `encode` truncates longer texts, and a learned table has this number of positions.
+    - `dropout`: of embeddings, residual branches and the pooled vector; `attention_dropout`: of attention's weights;
+      both only in training.
+    - `initializer_range`, `embedding_range` (None: the same): standard deviations of the first matrices and embeddings.
+      A wide range separates words that occur in few texts.
+
+    **Raises:** `RopeError` if sizes do not match.
+
+    >>> TextClassifierConfig(vocab_size=32, labels=("no", "yes"), hidden_size=16, intermediate_size=32,
+    ...                      num_hidden_layers=2, num_attention_heads=2).rope.head_dim
+    8
+    """
+
+    labels: Sequence[str]
+    encoding: str | EncodingConfig | RopeConfig | None = "rope"
+    pooling: str = "mean"
+    max_length: int = 512
+    dropout: float = 0.0
+    embedding_range: float | None = None
+    residual_dropout: float = field(default=0.0, init=False)
+    tie_word_embeddings: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", tuple(self.labels))
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise RopeError(
+                "TextClassifierConfig: `labels` must be two or more different names.",
+                facts={"labels": self.labels},
+                cure="Pass each class once.",
+            )
+        if self.pooling not in POOLINGS:
+            raise RopeError(
+                "TextClassifierConfig: unknown `pooling`.",
+                facts={"pooling": self.pooling, "known": POOLINGS},
+                cure="Choose one of the known values.",
+            )
+        if self.max_length < 1 or not 0.0 <= self.dropout < 1.0:
+            raise RopeError(
+                "TextClassifierConfig: `max_length` must be at least 1 token, and `dropout` a probability below 1.",
+                facts={"max_length": self.max_length, "dropout": self.dropout},
+                cure="Omit them for the defaults.",
+            )
+        object.__setattr__(self, "residual_dropout", self.dropout)
+        if self.encoding == "rope" and self.rope is not None:
+            object.__setattr__(self, "encoding", None)
+        elif self.encoding == "learned":
+            object.__setattr__(self, "encoding", LearnedAbsolute(self.max_length))
+        super().__post_init__()

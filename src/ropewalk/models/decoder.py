@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,21 +15,17 @@ from torch import Tensor, nn
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.attention import Attention
 from ropewalk.models.cache import KVCache
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes
+from ropewalk.models.config import DecoderConfig, TextClassifierConfig
+from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes, known_range
 from ropewalk.models.forward_inputs import ForwardInputs
-from ropewalk.models.norm import RMSNorm, residual_stream
-from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension
+from ropewalk.models.norm import HALF, RMSNorm
 from ropewalk.rope.model_ropes import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
 from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.tokenizer import TextTokenizer
 
-EntryT = TypeVar("EntryT")
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-ResultT = TypeVar("ResultT")
-HeadFunction = Callable[[Tensor, Tensor], ResultT]
+HeadFunction = Callable[[Tensor, Tensor], Any]
 """A function of hidden states `[batch, seq, hidden]` and the head's weight `[vocab, hidden]`."""
 
 
@@ -55,7 +51,7 @@ class FeedForward(nn.Module):
 class Head(nn.Linear):
     """An untied head. Functions of its weight run in its forward, because FSDP gathers the weight there."""
 
-    def forward(self, hidden: Tensor, head_fn: HeadFunction[ResultT] | None = None) -> Tensor | ResultT:
+    def forward(self, hidden: Tensor, head_fn: HeadFunction | None = None) -> Any:
         """Return logits `[..., vocab]` for `[..., hidden]`, or the result of `head_fn`."""
         return super().forward(hidden) if head_fn is None else head_fn(hidden, self.weight)
 
@@ -68,6 +64,7 @@ def only_hidden(hidden: Tensor, weight: Tensor) -> Tensor:
 class DecoderLayer(nn.Module):
     """One pre-norm block: x + attention(norm(x)), then x + feed_forward(norm(x)). Names as in Hugging Face's Llama.
 
+    >>> from ropewalk.rope.config import RopeConfig
     >>> config = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
     ...                        num_attention_heads=2, rope=RopeConfig(head_dim=8, interleaved=False))
     >>> Decoder(config).layers[0](torch.zeros(1, 3, 16)).shape
@@ -75,27 +72,21 @@ class DecoderLayer(nn.Module):
     """
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        rope: RopeConfig | None,
-        window: int | None,
-        extension: Extension | None,
-        shared: Encoding | None,
-        *,
-        causal: bool = True,
+        self, config: DecoderConfig, number: int = 0, shared: Encoding | None = None, *, causal: bool = True
     ) -> None:
-        """Build one layer of a model; `shared` is the encoding shared by all layers, or None."""
+        """Build layer `number` of a model; `shared` is the encoding shared by all layers, or None."""
         super().__init__()
+        self.number = number
         self.self_attn = Attention(
             config.hidden_size,
             config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            rope=rope,
+            rope=config.ropes[number],
             encoding=config.encoding if shared is None else shared,
             causal=causal,
-            sliding_window=window,
-            extension=extension,
+            sliding_window=config.sliding_windows[number],
+            extension=config.extensions[number],
             bias=config.attention_bias,
             attention_dropout=config.attention_dropout,
         )
@@ -104,94 +95,96 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.residual_dropout = config.residual_dropout
 
-    def forward(
-        self, x: Tensor, inputs: ForwardInputs | None = None, layer: int = 0, bias: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, inputs: ForwardInputs | None = None, bias: Tensor | None = None) -> Tensor:
         """Return `[batch, seq, hidden]` for `x` of this shape; `inputs` and `bias` as in `Attention.forward`.
 
         Without `inputs`, positions count from 0, as in a model's call without further arguments. `x` may be float32 for
         weights of a half type: the result of a norm is rounded once, to the dtype of `inputs`.
 
-        **Raises:** `RopeError` for a different shape, and without `inputs` if the frequencies depend on `seq_len`.
+        **Raises:** `RopeError` for a different shape; without `inputs` for a `bias`, or if a `seq_len` is needed.
         """
-        if inputs is None:
-            if bias is not None or x.ndim != 3:
-                raise RopeError(
-                    "DecoderLayer: without `inputs`, `x` must be [batch, seq, hidden], and `bias` None.",
-                    facts={"x": x, "bias": bias},
-                    cure="Add the batch with x[None]; for positions pass ForwardInputs.of(x, position_ids=...).",
-                )
-            inputs = ForwardInputs.of(x, where="DecoderLayer")
-        normed = self.input_layernorm(x).to(inputs.dtype)
+        dtype = x.dtype if inputs is None else inputs.dtype
         dropout = self.residual_dropout if self.training else 0.0
-        x = x + F.dropout(self.self_attn(normed, inputs=inputs, layer=layer, bias=bias), dropout, training=dropout > 0)
-        out = self.mlp(self.post_attention_layernorm(x).to(inputs.dtype))
+        out = self.self_attn(self.input_layernorm(x).to(dtype), inputs=inputs, layer=self.number, bias=bias)
+        x = x + F.dropout(out, dropout, training=dropout > 0)
+        out = self.mlp(self.post_attention_layernorm(x).to(dtype))
         return x + F.dropout(out, dropout, training=dropout > 0)
 
 
-def shared_encoding(config: DecoderConfig, *, causal: bool = True) -> Encoding | None:
-    """Return the encoding shared by all layers of a model, or None."""
-    if not isinstance(config.encoding, EncodingConfig) or not config.encoding.shared:
-        return None
-    return config.encoding.build(Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0, causal))
+class Backbone(nn.Module):
+    """What `Decoder` and `TextClassifier` share: embeddings, an encoding of all layers, the layers and a norm."""
 
+    where: ClassVar[str]
+    causal: ClassVar[bool] = True
 
-def draw_weights(model: nn.Module, deviation: float, embeddings: tuple[Tensor, float] | None = None) -> None:
-    """Draw all weights from torch's generator: normal matrices, zero biases, unit norms, encodings by their own rule.
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config: Any = config
+        self.tokenizer: TextTokenizer | None = None
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.encoding: Encoding | None = None
+        if isinstance(config.encoding, EncodingConfig) and config.encoding.shared:
+            sizes = Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0, self.causal)
+            self.encoding = config.encoding.build(sizes)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, number, self.encoding, causal=self.causal)
+            for number in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    `embeddings`: a matrix and its standard deviation, if that differs from `deviation`.
-    """
-    with torch.no_grad():
-        for module in model.modules():
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw all weights: normal matrices, zero biases, unit norms, encodings by their own rule."""
+        for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                module.weight.normal_(0.0, deviation)
+                module.weight.normal_(0.0, self.config.initializer_range)
             elif isinstance(module, RMSNorm):
                 module.weight.fill_(1.0)
             bias = getattr(module, "bias", None)
             if isinstance(bias, Tensor):
                 bias.zero_()
-        if embeddings is not None:
-            embeddings[0].normal_(0.0, embeddings[1])
-        for module in model.modules():
+        if isinstance(self.config, TextClassifierConfig) and self.config.embedding_range is not None:
+            self.embed_tokens.weight.normal_(0.0, self.config.embedding_range)
+        for module in self.modules():
             if isinstance(module, Encoding):
                 module.reset_parameters()
 
-
-def check_ids(input_ids: Tensor, vocab_size: int, where: str) -> None:
-    """Raise `RopeError`, which names `where`, unless ids are integers `[batch, seq]`, on the CPU in the vocabulary."""
-    check_kind(where, Tensor, "Pass torch.tensor(ids)[None].", input_ids=input_ids)
-    if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-        raise RopeError(
-            f"{where}: `input_ids` must be integers [batch, seq].",
-            facts={"input_ids": input_ids},
-            cure="Add the batch dimension: input_ids[None].",
-        )
-    if not torch.compiler.is_compiling() and input_ids.device.type == "cpu" and input_ids.numel():
-        low, high = (int(bound) for bound in input_ids.aminmax())
-        if low < 0 or high >= vocab_size:
+    def check_ids(self, input_ids: Tensor) -> None:
+        """Raise `RopeError` unless ids are integers `[batch, seq]`, on the CPU in the vocabulary."""
+        check_kind(self.where, Tensor, "Pass torch.tensor(ids)[None].", input_ids=input_ids)
+        if input_ids.ndim != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
             raise RopeError(
-                f"{where}: `input_ids` contains a token outside the vocabulary.",
-                facts={"lowest": low, "highest": high, "vocab_size": vocab_size},
+                f"{self.where}: `input_ids` must be integers [batch, seq].",
+                facts={"input_ids": input_ids},
+                cure="Add the batch dimension: input_ids[None].",
+            )
+        low, high = known_range(input_ids)
+        if low < 0 or high >= self.config.vocab_size:
+            raise RopeError(
+                f"{self.where}: `input_ids` contains a token outside the vocabulary.",
+                facts={"lowest": low, "highest": high, "vocab_size": self.config.vocab_size},
                 cure="Use the tokenizer that the model was trained with.",
             )
 
+    def hidden_of(self, x: Tensor, inputs: ForwardInputs, dropout: float = 0.0) -> Tensor:
+        """Return `[batch, seq, hidden]` after the norm, for embeddings of this shape and the dropout of these.
 
-def run_layers(layers: nn.ModuleList, x: Tensor, inputs: ForwardInputs, encoding: Encoding | None) -> Tensor:
-    """Run hidden states `[batch, seq, hidden]` through all layers; `encoding`: the one they share, or None.
+        The bias of an encoding of all layers is computed here and passed as an argument, so no layer stores it.
+        """
+        x = x.float() if x.dtype in HALF else x  # to keep small summands
+        if self.encoding is not None:
+            x = self.encoding.embedded(x, inputs.places.queries)
+        x = F.dropout(x, dropout) if dropout else x
+        biases: dict[int | None, Tensor | None] = {}
+        for layer in self.layers:
+            window = cast(DecoderLayer, layer).self_attn.sliding_window
+            if window not in biases:
+                biases[window] = inputs.shared_bias(self.encoding, self.causal, window)
+            x = layer(x, inputs, biases[window])
+        return self.norm(x)  # type: ignore[no-any-return]
 
-    Its bias is computed here and passed as an argument, so no layer stores it.
-    """
-    biases: dict[int | None, Tensor | None] = {}
-    for number, layer in enumerate(layers):
-        attention = cast(DecoderLayer, layer).self_attn
-        window = attention.sliding_window
-        if window not in biases:
-            biases[window] = inputs.shared_bias(encoding, attention.causal, window)
-        x = layer(x, inputs, number, biases[window])
-    return x
 
-
-class Decoder(nn.Module):
+class Decoder(Backbone):
     """A decoder language model; its state-dict keys are Hugging Face Llama's without the leading "model.".
 
     `tokenizer` is None until a checkpoint sets one. A model built under `torch.device("meta")` uses no memory
@@ -205,27 +198,17 @@ class Decoder(nn.Module):
     torch.Size([1, 3, 32])
     """
 
+    where = "Decoder"
+    config: DecoderConfig
+
     @checked
     def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.tokenizer: TextTokenizer | None = None
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.encoding = shared_encoding(config)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, rope, window, extension, self.encoding)
-            for rope, window, extension in zip(config.ropes, config.sliding_windows, config.extensions, strict=True)
-        )
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        super().__init__(config)
         self.lm_head = None
         if not config.tie_word_embeddings:
             self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         if not self.embed_tokens.weight.is_meta:
             self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw all weights from torch's generator: normal matrices, zero biases, unit norms."""
-        draw_weights(self, self.config.initializer_range)
 
     def forward(
         self,
@@ -236,8 +219,8 @@ class Decoder(nn.Module):
         document_ids: Tensor | None = None,
         cache: KVCache | None = None,
         seq_len: int | None = None,
-        head_fn: HeadFunction[ResultT] | None = None,
-    ) -> Tensor | ResultT:
+        head_fn: HeadFunction | None = None,
+    ) -> Any:
         """Return logits `[batch, seq, vocab]` in the model's dtype, for token ids `[batch, seq]`.
 
         **Arguments:**
@@ -251,7 +234,9 @@ class Decoder(nn.Module):
         **Raises:** `RopeError` for arguments that contradict each other, and for a call that exceeds the cache's
         `seq_len`.
         """
-        self._check_call(input_ids, cache)
+        self.check_ids(input_ids)
+        if cache is not None:
+            self._check_cache(cache)
         if head_fn is not None and not callable(head_fn):
             raise RopeError(
                 "Decoder: `head_fn` must be a function.",
@@ -260,7 +245,7 @@ class Decoder(nn.Module):
             )
         with torch.no_grad() if cache is not None else nullcontext():
             x = self.embed_tokens(input_ids)
-            inputs = ForwardInputs.of(
+            inputs = ForwardInputs(
                 x,
                 position_ids=position_ids,
                 attention_mask=attention_mask,
@@ -269,14 +254,11 @@ class Decoder(nn.Module):
                 seq_len=seq_len,
                 where="Decoder",
             )
-            x = residual_stream(x)
-            if self.encoding is not None:
-                x = self.encoding.embedded(x, inputs.places.queries)
-            hidden = self.norm(run_layers(self.layers, x, inputs, self.encoding)).to(inputs.dtype)
+            hidden = self.hidden_of(x, inputs).to(inputs.dtype)
             if cache is not None:
                 cache.commit(inputs.layout)
             if self.lm_head is not None:
-                return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)  # type: ignore[no-any-return]
+                return self.lm_head(hidden) if head_fn is None else self.lm_head(hidden, head_fn)
             weight = self.embed_tokens.weight
             return F.linear(hidden, weight) if head_fn is None else head_fn(hidden, weight)
 
@@ -320,10 +302,10 @@ class Decoder(nn.Module):
                     cure='Train a model with encoding="rope".',
                 )
             positions = positions.with_rope(rope)
-            fields["rope"] = rope if isinstance(rope, tuple) else _setting(positions.ropes)
+            fields["rope"] = positions.ropes
         if not isinstance(extension, Unchanged):
             positions = positions.with_extension(extension)
-            fields["extension"] = extension if isinstance(extension, tuple) else _setting(positions.extensions)
+            fields["extension"] = positions.extensions
         other = _shallow(self)
         other.config = replace(self.config, **fields)
         rotaries = {config: RotaryEmbedding(config) for config in positions.ropes if config is not None}
@@ -371,22 +353,15 @@ class Decoder(nn.Module):
         """Return the number of parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _check_call(self, input_ids: Tensor, cache: KVCache | None) -> None:
-        check_ids(input_ids, self.config.vocab_size, "Decoder")
-        if cache is not None:
-            check_kind("Decoder", KVCache, "Create it with new_cache().", cache=cache)
-        made_for = None if cache is None else (cache.ropes, cache.extensions)
-        if made_for not in (None, (self.config.ropes, self.config.extensions)):
+    def _check_cache(self, cache: KVCache) -> None:
+        check_kind("Decoder", KVCache, "Create it with new_cache().", cache=cache)
+        made_for, wanted = (cache.ropes, cache.extensions), (self.config.ropes, self.config.extensions)
+        if made_for != wanted:
             raise RopeError(
                 "Decoder: the cache was made for a different rope or a different extension.",
-                facts={"cache": made_for, "model": (self.config.ropes, self.config.extensions)},
+                facts={"cache": made_for, "model": wanted},
                 cure="Create it with this model's new_cache, and run its tokens again.",
             )
-
-
-def _setting(of_layers: tuple[EntryT, ...]) -> EntryT | tuple[EntryT, ...]:
-    """Return one entry if all layers have the same, else the tuple."""
-    return of_layers[0] if len(set(of_layers)) == 1 else of_layers
 
 
 def _shallow(module: ModuleT) -> ModuleT:

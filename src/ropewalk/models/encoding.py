@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.masks import Memo
 from ropewalk.errors import RopeError
+from ropewalk.rope.values import check_positive
 
 
 class Sizes(NamedTuple):
@@ -72,7 +73,7 @@ class Encoding(nn.Module):
     adds_to_scores: ClassVar[bool] = False
     """Whether `biased` returns a bias of scores."""
 
-    def __init__(self, config: EncodingConfig) -> None:
+    def __init__(self, config: EncodingConfig, sizes: Sizes) -> None:
         super().__init__()
         self.config = config
 
@@ -95,7 +96,7 @@ class Encoding(nn.Module):
         return q, self.score_bias(places, q.dtype)
 
     def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor | None:
-        """Return a bias that does not depend on queries, `[heads, seq, keys]` or `[batch, heads, seq, keys]`, or None.
+        """Return the bias of `biased` if it does not depend on queries, else None.
 
         A model with one encoding for all layers computes it once for each forward.
         """
@@ -116,17 +117,11 @@ class DistanceBias(Encoding):
 
     def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
         """Return the bias of every query and key, computed once for each distance."""
-        device = places.queries.device
-        seq, keys = places.queries.shape[-1], places.keys.shape[-1]
-        if places.run is not None and seq and keys:
-            first_query, first_key = places.run
-            nearest = first_query - (first_key + keys - 1)
-            distances = torch.arange(nearest + seq + keys - 2, nearest - 1, -1, device=device)
-            by_distance = self.of_distance(distances).to(dtype)
-            return by_distance.unfold(-1, keys, 1).flip(-2)  # each query's row is the previous one shifted by one
         least, most = places.span()
-        by_distance = self.of_distance(torch.arange(least, most + 1, device=device)).to(dtype)
-        spread = by_distance[:, places.distance - least]
+        by_distance = self.of_distance(torch.arange(most, least - 1, -1, device=places.queries.device)).to(dtype)
+        if places.run is not None and places.queries.numel() and places.keys.numel():
+            return by_distance.unfold(-1, len(places.keys), 1).flip(-2)  # a query's row is the previous one, shifted
+        spread = by_distance[:, most - places.distance]
         return spread if spread.ndim == 3 else spread.transpose(0, 1)
 
 
@@ -135,8 +130,25 @@ class EncodingConfig:
     """The settings of an encoding. `shared`: all layers share one module; else each layer has its own."""
 
     name: ClassVar[str]
+    module: ClassVar[type[Encoding]]
     shared: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Raise `RopeError` unless all numbers are positive."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_positive(type(self).__name__, **{name: n for name, n in values.items() if type(n) in (int, float)})
 
     def build(self, sizes: Sizes) -> Encoding:
         """Return the module for layers of these sizes; raise `RopeError` if it does not support them."""
-        raise AssertionError("subclasses define it")
+        return self.module(self, sizes)
+
+
+def known_range(numbers: Tensor) -> tuple[int, int]:
+    """Return the least and the greatest integer of a tensor on the CPU, for checks of its values.
+
+    It is (0, 0) for an empty tensor, under a compiler, and on other devices, which would have to wait.
+    """
+    if torch.compiler.is_compiling() or numbers.device.type != "cpu" or not numbers.numel():
+        return 0, 0
+    least, greatest = numbers.aminmax()
+    return int(least), int(greatest)

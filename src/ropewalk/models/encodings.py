@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
-from ropewalk.models.encoding import DistanceBias, Encoding, EncodingConfig, Places, Sizes
+from ropewalk.models.encoding import DistanceBias, Encoding, EncodingConfig, Places, Sizes, known_range
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.tables import make_tables
-from ropewalk.rope.values import check_positive, checked
+from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
@@ -27,9 +27,26 @@ class NoPE(EncodingConfig):
     """
 
     name: ClassVar[str] = "none"
+    module: ClassVar = Encoding
 
-    def build(self, sizes: Sizes) -> Encoding:
-        return Encoding(self)
+
+class _Table(Encoding):
+    in_embeddings = True
+
+    def __init__(self, config: LearnedAbsolute, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.positions = nn.Embedding(config.max_position_embeddings, sizes.hidden_size)
+
+    def embedded(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        low, high = known_range(position_ids)
+        if low < 0 or high >= self.positions.num_embeddings:
+            raise RopeError(
+                "LearnedAbsolute: a learned table has no vector for this position.",
+                facts={"lowest": low, "highest": high, "max_position_embeddings": self.positions.num_embeddings},
+                cure="Shorten the text, or train with a longer table; this one cannot be extended.",
+            )
+        vectors: Tensor = self.positions(position_ids)
+        return x + vectors.to(x.dtype)
 
 
 @checked
@@ -42,35 +59,33 @@ class LearnedAbsolute(EncodingConfig):
     """
 
     name: ClassVar[str] = "learned"
+    module: ClassVar = _Table
     max_position_embeddings: int = 512
 
-    def __post_init__(self) -> None:
-        check_positive("LearnedAbsolute", max_position_embeddings=self.max_position_embeddings)
 
-    def build(self, sizes: Sizes) -> Encoding:
-        return _Table(self, sizes)
+class _Waves(Encoding):
+    """An encoding by sines and cosines, for which the hidden size must be even."""
+
+    config: Sinusoidal | TransformerXL
+
+    def __init__(self, config: Sinusoidal | TransformerXL, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.hidden_size = sizes.hidden_size
+        if self.hidden_size % 2:
+            raise RopeError(
+                f"{type(config).__name__}: `hidden_size` must be even, a sine and a cosine for each frequency.",
+                facts={"hidden_size": self.hidden_size},
+                cure="Choose an even hidden_size.",
+            )
 
 
-class _Table(Encoding):
+class _Added(_Waves):
     in_embeddings = True
-    config: LearnedAbsolute
-
-    def __init__(self, config: LearnedAbsolute, sizes: Sizes) -> None:
-        super().__init__(config)
-        self.positions = nn.Embedding(config.max_position_embeddings, sizes.hidden_size)
+    config: Sinusoidal
 
     def embedded(self, x: Tensor, position_ids: Tensor) -> Tensor:
-        size = self.config.max_position_embeddings
-        if not torch.compiler.is_compiling() and position_ids.device.type == "cpu" and position_ids.numel():
-            low, high = (int(bound) for bound in position_ids.aminmax())
-            if low < 0 or high >= size:
-                raise RopeError(
-                    "LearnedAbsolute: a learned table has no vector for this position.",
-                    facts={"lowest": low, "highest": high, "max_position_embeddings": size},
-                    cure="Shorten the text, or train with a longer table; this one cannot be extended.",
-                )
-        vectors: Tensor = self.positions(position_ids)
-        return x + vectors.to(x.dtype)
+        table = sinusoidal_table(position_ids, self.hidden_size, self.config.theta)
+        return (x * self.hidden_size**0.5 if self.config.scale_embeddings else x) + table.to(x.dtype)
 
 
 @checked
@@ -89,25 +104,9 @@ class Sinusoidal(EncodingConfig):
     """
 
     name: ClassVar[str] = "sinusoidal"
+    module: ClassVar = _Added
     theta: float = 10_000.0
     scale_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        check_positive("Sinusoidal", theta=self.theta)
-
-    def build(self, sizes: Sizes) -> Encoding:
-        check_even("Sinusoidal", sizes.hidden_size)
-        return _Added(self)
-
-
-class _Added(Encoding):
-    in_embeddings = True
-    config: Sinusoidal
-
-    def embedded(self, x: Tensor, position_ids: Tensor) -> Tensor:
-        size = x.shape[-1]
-        table = sinusoidal_table(position_ids, size, self.config.theta)
-        return (x * size**0.5 if self.config.scale_embeddings else x) + table.to(x.dtype)
 
 
 def sinusoidal_table(position_ids: Tensor, hidden_size: int, theta: float = 10_000.0) -> Tensor:
@@ -117,14 +116,14 @@ def sinusoidal_table(position_ids: Tensor, hidden_size: int, theta: float = 10_0
     return torch.stack((sin, cos), -1).flatten(-2)
 
 
-def check_even(name: str, hidden_size: int) -> None:
-    """Raise `RopeError` for an odd `hidden_size`."""
-    if hidden_size % 2:
-        raise RopeError(
-            f"{name}: `hidden_size` must be even, a sine and a cosine for each frequency.",
-            facts={"hidden_size": hidden_size},
-            cure="Choose an even hidden_size.",
-        )
+class _Slopes(DistanceBias):
+    def __init__(self, config: ALiBi, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.slopes = alibi_slopes(sizes.num_attention_heads)
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=distance.device)
+        return -slopes[:, None] * distance.abs()
 
 
 @dataclass(frozen=True)
@@ -138,19 +137,7 @@ class ALiBi(EncodingConfig):
     """
 
     name: ClassVar[str] = "alibi"
-
-    def build(self, sizes: Sizes) -> Encoding:
-        return _Slopes(self, sizes)
-
-
-class _Slopes(DistanceBias):
-    def __init__(self, config: ALiBi, sizes: Sizes) -> None:
-        super().__init__(config)
-        self.slopes = alibi_slopes(sizes.num_attention_heads)
-
-    def of_distance(self, distance: Tensor) -> Tensor:
-        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=distance.device)
-        return -slopes[:, None] * distance.abs()
+    module: ClassVar = _Slopes
 
 
 def alibi_slopes(heads: int) -> tuple[float, ...]:
@@ -164,6 +151,21 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
+class _Learned(DistanceBias):
+    """A learned number for each head and each index of a distance."""
+
+    config: RelativeBias | T5Bias
+
+    def __init__(self, config: RelativeBias | T5Bias, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.causal = sizes.causal
+        self.bias = nn.Embedding(config.count(causal=sizes.causal), sizes.num_attention_heads)
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        bias: Tensor = self.bias(self.config.index(distance, causal=self.causal))
+        return bias.movedim(-1, 0)
+
+
 @checked
 @dataclass(frozen=True)
 class RelativeBias(EncodingConfig):
@@ -175,28 +177,18 @@ class RelativeBias(EncodingConfig):
     """
 
     name: ClassVar[str] = "relative"
+    module: ClassVar = _Learned
     shared: ClassVar[bool] = False
     max_distance: int = 128
 
-    def __post_init__(self) -> None:
-        check_positive("RelativeBias", max_distance=self.max_distance)
+    def count(self, *, causal: bool) -> int:
+        """Return the number of distances with a number of their own."""
+        return self.max_distance * (1 if causal else 2) + 1
 
-    def build(self, sizes: Sizes) -> Encoding:
-        return _Clipped(self, sizes)
-
-
-class _Clipped(DistanceBias):
-    config: RelativeBias
-
-    def __init__(self, config: RelativeBias, sizes: Sizes) -> None:
-        super().__init__(config)
-        self.least = 0 if sizes.causal else -config.max_distance
-        self.bias = nn.Embedding(config.max_distance - self.least + 1, sizes.num_attention_heads)
-
-    def of_distance(self, distance: Tensor) -> Tensor:
-        clipped = distance.clamp(self.least, self.config.max_distance) - self.least
-        bias: Tensor = self.bias(clipped)
-        return bias.movedim(-1, 0)
+    def index(self, distance: Tensor, *, causal: bool) -> Tensor:
+        """Return the index of each distance; later keys have that of distance 0 if causal."""
+        least = 0 if causal else -self.max_distance
+        return distance.clamp(least, self.max_distance) - least
 
 
 @checked
@@ -212,6 +204,7 @@ class T5Bias(EncodingConfig):
     """
 
     name: ClassVar[str] = "t5"
+    module: ClassVar = _Learned
     num_buckets: int = 32
     max_distance: int = 128
 
@@ -223,22 +216,13 @@ class T5Bias(EncodingConfig):
                 cure="T5 has 32 and 128.",
             )
 
-    def build(self, sizes: Sizes) -> Encoding:
-        return _Buckets(self, sizes)
+    def count(self, *, causal: bool) -> int:
+        """Return the number of buckets."""
+        return self.num_buckets
 
-
-class _Buckets(DistanceBias):
-    config: T5Bias
-
-    def __init__(self, config: T5Bias, sizes: Sizes) -> None:
-        super().__init__(config)
-        self.causal = sizes.causal
-        self.bias = nn.Embedding(config.num_buckets, sizes.num_attention_heads)
-
-    def of_distance(self, distance: Tensor) -> Tensor:
-        bucket = t5_bucket(distance, self.config.num_buckets, self.config.max_distance, causal=self.causal)
-        bias: Tensor = self.bias(bucket)
-        return bias.movedim(-1, 0)
+    def index(self, distance: Tensor, *, causal: bool) -> Tensor:
+        """Return the bucket of each distance."""
+        return t5_bucket(distance, self.num_buckets, self.max_distance, causal=causal)
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: bool) -> Tensor:
@@ -257,6 +241,24 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: 
     return torch.where(distance < exact, distance, far) + upper
 
 
+class _Logarithmic(DistanceBias):
+    def __init__(self, config: KERPLE, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        self.log_r1 = nn.Parameter(torch.empty(sizes.num_attention_heads))
+        self.log_r2 = nn.Parameter(torch.empty(sizes.num_attention_heads))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.log_r1.uniform_(0.01, 2.0).log_()
+        self.log_r2.uniform_(0.01, 1.0).log_()
+
+    def of_distance(self, distance: Tensor) -> Tensor:
+        exact = torch.promote_types(self.log_r1.dtype, torch.float32)
+        r1, r2 = self.log_r1.to(exact).exp()[:, None], self.log_r2.to(exact).exp()[:, None]
+        return -r1 * torch.log1p(r2 * distance.abs())
+
+
 @dataclass(frozen=True)
 class KERPLE(EncodingConfig):
     """A bias of -r1 log(1 + r2 |distance|), with r1 and r2 learned for each head and layer.
@@ -269,71 +271,31 @@ class KERPLE(EncodingConfig):
     """
 
     name: ClassVar[str] = "kerple"
+    module: ClassVar = _Logarithmic
     shared: ClassVar[bool] = False
-
-    def build(self, sizes: Sizes) -> Encoding:
-        return _Logarithmic(self, sizes)
-
-
-class _Logarithmic(DistanceBias):
-    def __init__(self, config: KERPLE, sizes: Sizes) -> None:
-        super().__init__(config)
-        self.log_r1 = nn.Parameter(torch.empty(sizes.num_attention_heads))
-        self.log_r2 = nn.Parameter(torch.empty(sizes.num_attention_heads))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.log_r1.uniform_(0.01, 2.0).log_()
-            self.log_r2.uniform_(0.01, 1.0).log_()
-
-    def of_distance(self, distance: Tensor) -> Tensor:
-        exact = torch.promote_types(self.log_r1.dtype, torch.float32)
-        r1, r2 = self.log_r1.to(exact).exp()[:, None], self.log_r2.to(exact).exp()[:, None]
-        return -r1 * torch.log1p(r2 * distance.abs())
-
-
-@checked
-@dataclass(frozen=True)
-class FIRE(EncodingConfig):
-    """A small network for each layer that maps normalized distances to biases; its numbers begin as published.
-
-    Our extension for queries that see later keys: distances are absolute, and i is the later of both positions.
-    Source: Li et al. 2023, arXiv:2310.04418.
-
-    >>> FIRE().build(Sizes(8, 2, 4)).biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
-    torch.Size([2, 3, 3])
-    """
-
-    name: ClassVar[str] = "fire"
-    shared: ClassVar[bool] = False
-
-    def build(self, sizes: Sizes) -> Encoding:
-        return _Interpolated(self, sizes)
 
 
 _FIRE_WIDTH, _FIRE_LENGTH = 32, 512.0  # features of the hidden layer; the first threshold, in tokens
 
 
 class _Interpolated(Encoding):
-    config: FIRE
     adds_to_scores: ClassVar[bool] = True
 
     def __init__(self, config: FIRE, sizes: Sizes) -> None:
-        super().__init__(config)
+        super().__init__(config, sizes)
         self.inner = nn.Linear(1, _FIRE_WIDTH)
         self.outer = nn.Linear(_FIRE_WIDTH, sizes.num_attention_heads)
         self.c = nn.Parameter(torch.empty(()))
         self.threshold = nn.Parameter(torch.empty(()))  # in units of the first one, as published
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Reset with torch's initialization of Linear; the small weights of other layers would give almost no bias."""
         self.inner.reset_parameters()
         self.outer.reset_parameters()
-        with torch.no_grad():
-            self.c.fill_(0.1)
-            self.threshold.fill_(1.0)
+        self.c.fill_(0.1)
+        self.threshold.fill_(1.0)
 
     def score_bias(self, places: Places, dtype: torch.dtype) -> Tensor:
         exact = torch.promote_types(self.c.dtype, torch.float32)
@@ -347,46 +309,36 @@ class _Interpolated(Encoding):
         return bias.movedim(-1, -3).to(dtype)
 
 
-@checked
 @dataclass(frozen=True)
-class TransformerXL(EncodingConfig):
-    """Relative attention with learned u, v and projection of R for each layer.
+class FIRE(EncodingConfig):
+    """A small network for each layer that maps normalized distances to biases; its numbers begin as published.
 
-    It costs a product of each query with each distance. Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
+    Our extension for queries that see later keys: distances are absolute, and i is the later of both positions.
+    Source: Li et al. 2023, arXiv:2310.04418.
 
-    >>> xl = TransformerXL().build(Sizes(8, 2, 4))
-    >>> xl.biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
-    torch.Size([1, 2, 3, 3])
+    >>> FIRE().build(Sizes(8, 2, 4)).biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
+    torch.Size([2, 3, 3])
     """
 
-    name: ClassVar[str] = "transformer_xl"
+    name: ClassVar[str] = "fire"
+    module: ClassVar = _Interpolated
     shared: ClassVar[bool] = False
-    theta: float = 10_000.0
-
-    def __post_init__(self) -> None:
-        check_positive("TransformerXL", theta=self.theta)
-
-    def build(self, sizes: Sizes) -> Encoding:
-        check_even("TransformerXL", sizes.hidden_size)
-        return _Relative(self, sizes)
 
 
-class _Relative(Encoding):
+class _Relative(_Waves):
     config: TransformerXL
     adds_to_scores: ClassVar[bool] = True
 
     def __init__(self, config: TransformerXL, sizes: Sizes) -> None:
-        super().__init__(config)
-        self.hidden_size = sizes.hidden_size
+        super().__init__(config, sizes)
         self.r_proj = nn.Linear(sizes.hidden_size, sizes.num_attention_heads * sizes.head_dim, bias=False)
         self.u = nn.Parameter(torch.empty(sizes.num_attention_heads, sizes.head_dim))
         self.v = nn.Parameter(torch.empty(sizes.num_attention_heads, sizes.head_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.u.normal_(0.0, 0.02)
-            self.v.normal_(0.0, 0.02)
+        nn.init.normal_(self.u, std=0.02)
+        nn.init.normal_(self.v, std=0.02)
 
     def biased(self, q: Tensor, places: Places) -> tuple[Tensor, Tensor | None]:
         """Return q + u, and the scores of q + v with each distance, gathered for each key."""
@@ -407,6 +359,69 @@ class _Relative(Encoding):
 
 @checked
 @dataclass(frozen=True)
+class TransformerXL(EncodingConfig):
+    """Relative attention with learned u, v and projection of R for each layer.
+
+    It costs a product of each query with each distance. Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
+
+    >>> xl = TransformerXL().build(Sizes(8, 2, 4))
+    >>> xl.biased(torch.zeros(1, 3, 2, 4), Places(torch.arange(3), torch.arange(3)))[1].shape
+    torch.Size([1, 2, 3, 3])
+    """
+
+    name: ClassVar[str] = "transformer_xl"
+    module: ClassVar = _Relative
+    shared: ClassVar[bool] = False
+    theta: float = 10_000.0
+
+
+_SCALE_BASE, _GAMMA = 512.0, 0.4  # tokens, and the share of the fastest pair, as published
+_MOST_NATS = {torch.float64: 600.0, torch.float16: 9.7}  # -log of the least normal number; of other dtypes 87
+
+
+class _Scaled(Encoding):
+    config: XPos
+
+    def __init__(self, config: XPos, sizes: Sizes) -> None:
+        super().__init__(config, sizes)
+        if not sizes.causal:
+            raise RopeError(
+                "XPos: attention must be causal: scores of later keys would grow with their distance.",
+                cure="Use RoPE if queries see later keys.",
+            )
+        rope = config.rope or RopeConfig(sizes.head_dim, interleaved=False)
+        if rope.head_dim != sizes.head_dim or rope.num_axes != 1 or rope.needs_seq_len:
+            raise RopeError(
+                "XPos: `rope` needs this head_dim, one axis, and frequencies that do not depend on the length.",
+                facts={"rope": rope, "head_dim": sizes.head_dim},
+                cure="Leave `rope` out, or pass RopeConfig(head_dim, interleaved=...).",
+            )
+        self.rotary = RotaryEmbedding(rope)
+
+    def encoded(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        from_center = position_ids - self.config.center
+        farthest = max(map(abs, known_range(from_center)))
+        most = _MOST_NATS.get(q.dtype, 87.0) * _SCALE_BASE / math.log((1 + _GAMMA) / _GAMMA)
+        if farthest > most:
+            raise RopeError(
+                "XPos: this position is too far from the centre: its scale exceeds the range of the dtype.",
+                facts={"farthest": farthest, "limit": int(most), "dtype": q.dtype, "center": self.config.center},
+                cure="Put `center` in the middle of the context.",
+            )
+        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
+        share = torch.arange(cos.shape[-1], dtype=torch.float64, device=q.device) / cos.shape[-1]
+        log_zeta = ((share + _GAMMA) / (1 + _GAMMA)).log()
+        scale = (from_center.to(torch.float64)[..., None] / _SCALE_BASE * log_zeta).exp().to(exact)
+        return self._rotate(q, cos * scale, sin * scale), self._rotate(k, cos / scale, sin / scale)
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rope, factor = self.rotary.config, self.rotary.attention_factor
+        return rotate(x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor)
+
+
+@checked
+@dataclass(frozen=True)
 class XPos(EncodingConfig):
     """RoPE with scales that decay with the distance, for causal attention (scores of later keys would grow).
 
@@ -422,63 +437,12 @@ class XPos(EncodingConfig):
     """
 
     name: ClassVar[str] = "xpos"
+    module: ClassVar = _Scaled
     rope: RopeConfig | None = None
     center: int = 0
 
-    def build(self, sizes: Sizes) -> Encoding:
-        if not sizes.causal:
-            raise RopeError(
-                "XPos: attention must be causal: scores of later keys would grow with their distance.",
-                cure="Use RoPE if queries see later keys.",
-            )
-        return _Scaled(self, sizes)
-
-
-_SCALE_BASE, _GAMMA = 512.0, 0.4  # tokens, and the share of the fastest pair, as published
-
-
-class _Scaled(Encoding):
-    config: XPos
-
-    def __init__(self, config: XPos, sizes: Sizes) -> None:
-        super().__init__(config)
-        rope = config.rope or RopeConfig(sizes.head_dim, interleaved=False)
-        if rope.head_dim != sizes.head_dim or rope.num_axes != 1 or rope.needs_seq_len:
-            raise RopeError(
-                "XPos: `rope` needs this head_dim, one axis, and frequencies that do not depend on the length.",
-                facts={"rope": rope, "head_dim": sizes.head_dim},
-                cure="Leave `rope` out, or pass RopeConfig(head_dim, interleaved=...).",
-            )
-        self.rotary = RotaryEmbedding(rope)
-
-    def encoded(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-        cos, sin = self.rotary.cos_sin(position_ids, dtype=exact)
-        pairs = cos.shape[-1]
-        exponent = (position_ids - self.config.center).to(torch.float64) / _SCALE_BASE
-        share = torch.arange(pairs, dtype=torch.float64, device=q.device) / pairs
-        log_zeta = ((share + _GAMMA) / (1 + _GAMMA)).log()
-        self._check_reach(position_ids, q.dtype)
-        scale = (exponent[..., None] * log_zeta).exp().to(exact)
-        return self._rotate(q, cos * scale, sin * scale), self._rotate(k, cos / scale, sin / scale)
-
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        rope = self.rotary.config
-        factor = self.rotary.attention_factor
-        return rotate(x, cos, sin, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, scale=factor)
-
-    def _check_reach(self, position_ids: Tensor, dtype: torch.dtype) -> None:
-        if torch.compiler.is_compiling() or position_ids.device.type != "cpu" or not position_ids.numel():
-            return
-        nats = {torch.float64: 600.0, torch.float16: 9.7}.get(dtype, 87.0)  # -log of the least normal number
-        most = nats * _SCALE_BASE / math.log((1 + _GAMMA) / _GAMMA)
-        farthest = int((position_ids - self.config.center).abs().max())
-        if farthest > most:
-            raise RopeError(
-                "XPos: this position is too far from the centre: its scale exceeds the range of the dtype.",
-                facts={"farthest": farthest, "limit": int(most), "dtype": dtype, "center": self.config.center},
-                cure="Put `center` in the middle of the context.",
-            )
+    def __post_init__(self) -> None:
+        """Allow any centre."""
 
 
 ENCODINGS: dict[str, type[EncodingConfig]] = {
@@ -505,7 +469,7 @@ def resolve(encoding: str | EncodingConfig | RopeConfig, head_dim: int) -> Encod
     >>> resolve("alibi", 64)
     ALiBi()
     """
-    if isinstance(encoding, EncodingConfig | RopeConfig):
+    if not isinstance(encoding, str):
         return encoding
     if encoding == "rope":
         return RopeConfig(head_dim, interleaved=False)
@@ -516,13 +480,24 @@ def resolve(encoding: str | EncodingConfig | RopeConfig, head_dim: int) -> Encod
                 facts={"head_dim": head_dim},
                 cure="The two axes need the same number of pairs.",
             )
-        return RopeConfig(
-            head_dim, interleaved=False, axes=(0,) * (head_dim // 4) + (1,) * (head_dim // 4), axes_restart=True
-        )
-    if not isinstance(encoding, str) or encoding not in ENCODINGS:
+        axes = (0,) * (head_dim // 4) + (1,) * (head_dim // 4)
+        return RopeConfig(head_dim, interleaved=False, axes=axes, axes_restart=True)
+    if encoding not in ENCODINGS:
         raise RopeError(
             "encodings: unknown encoding.",
             facts={"encoding": encoding, "known": sorted([*ENCODINGS, *ROPE_NAMES])},
             cure="Choose one of these, or pass settings such as rw.encodings.T5Bias(num_buckets=64).",
         )
     return ENCODINGS[encoding]()
+
+
+def rope_or_encoding(where: str, rope: Any, encoding: Any, head_dim: int) -> tuple[Any, Any]:
+    """Return the rope, and the encoding in its place, of which one is None; an encoding's name is resolved."""
+    if rope is not None and encoding is not None:
+        raise RopeError(
+            f"{where}: `rope` and `encoding` are mutually exclusive.",
+            facts={"rope": rope, "encoding": encoding},
+            cure="Pass one of them.",
+        )
+    chosen = resolve(encoding, head_dim) if isinstance(encoding, str) else encoding
+    return (chosen, None) if isinstance(chosen, RopeConfig) else (rope, chosen)

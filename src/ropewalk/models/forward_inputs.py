@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.attention.masks import TokenLayout, Visibility, lay_out
+from ropewalk.attention.masks import Visibility, lay_out
 from ropewalk.attention.remap import Remap, tables_at
 from ropewalk.compiled import differentiates_forward
 from ropewalk.errors import RopeError
@@ -19,28 +19,18 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 class ForwardInputs:
     """The tokens of one forward: their layout, positions, cache and length.
 
-    A model builds one with `of` and passes it to its layers; an `Attention` without a model builds its own. Layers take
-    `tables` (of a rope), `places` (of other encodings) and `remap` (of an extension) from it; each is computed once.
+    A model builds one and passes it to its layers; an `Attention` without a model builds its own. Layers take `tables`
+    (of a rope), `places` (of other encodings) and `remap` (of an extension) from it; each is computed once.
+
+    **Arguments:** `x`: hidden states `[batch, seq, hidden]`; the others are those of `Attention.forward` and
+    `Decoder.forward`. `layer`: the only layer that is called with these inputs, or None. `where`: the caller's name in
+    errors.
+
+    **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, and wrong shapes.
     """
 
     def __init__(
         self,
-        layout: TokenLayout,
-        *,
-        position_ids: Tensor | None = None,
-        cache: KVCache | None = None,
-        seq_len: int | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.layout, self.cache = layout, cache
-        self.position_ids, self.seq_len = position_ids, seq_len
-        self.dtype = dtype
-        """The dtype of the inputs of a layer's products; the residual stream may be float32."""
-        self.table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-
-    @classmethod
-    def of(
-        cls,
         x: Tensor,
         *,
         position_ids: Tensor | None = None,
@@ -50,14 +40,7 @@ class ForwardInputs:
         seq_len: int | None = None,
         layer: int | None = None,
         where: str = "Attention",
-    ) -> ForwardInputs:
-        """Return the inputs of a call on hidden states `x` `[batch, seq, hidden]`.
-
-        **Arguments:** those of `Attention.forward` and `Decoder.forward`. `layer`: the only layer that is called with
-        these inputs, or None. `where`: the caller's name in errors.
-
-        **Raises:** `RopeError` for documents with a cache, a `seq_len` that differs from the cache's, and wrong shapes.
-        """
+    ) -> None:
         if cache is not None and differentiates_forward():
             raise RopeError(
                 f"{where}: a cache keeps no gradients, so forward-mode differentiation would be wrong.",
@@ -74,10 +57,13 @@ class ForwardInputs:
             cache.check_seq_len(seq_len)
             seq_len = cache.seq_len
         batch, seq = x.shape[:2]
-        if position_ids is not None:
-            position_ids = _checked_positions(position_ids, batch, seq, where)
+        self.position_ids = None if position_ids is None else _checked_positions(position_ids, batch, seq, where)
+        self.cache, self.seq_len = cache, seq_len
+        self.dtype = x.dtype
+        """The dtype of the inputs of a layer's products; the residual stream may be float32."""
+        self.table_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         if cache is None:
-            layout = lay_out(
+            self.layout = lay_out(
                 batch, seq, x.device, attention_mask=attention_mask, document_ids=document_ids, where=where
             )
         elif document_ids is not None:
@@ -87,8 +73,7 @@ class ForwardInputs:
                 cure="Put each document into its own row, with an attention_mask.",
             )
         else:
-            layout = cache.lay_out(batch, seq, attention_mask=attention_mask, layer=layer)
-        return cls(layout, position_ids=position_ids, cache=cache, seq_len=seq_len, dtype=x.dtype)
+            self.layout = cache.lay_out(batch, seq, attention_mask=attention_mask, layer=layer)
 
     def tables(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor, float]:
         """Return cos, sin and factor of one rope, computed once; raise `RopeError` for a missing `seq_len`."""

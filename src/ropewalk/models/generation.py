@@ -17,10 +17,11 @@ from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.cache import KVCache
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.norm import evaluating
-from ropewalk.models.prompts import Prompts, check_sampling, is_text, token_lists
 from ropewalk.precision import to_float64
-from ropewalk.rope.values import check_whole
+from ropewalk.rope.values import as_whole, check_whole, is_number
+from ropewalk.tokenizer import TextTokenizer
 
+Prompts = Tensor | Sequence[int] | Sequence[Sequence[int]] | str | Sequence[str]
 _PREFILL = 1024  # tokens per row of a prompt in one call of the model, which bounds memory
 
 
@@ -87,16 +88,20 @@ def generate(
     [5, 5]
     """
     check_kind("generate", nn.Module, 'Load it first: rw.load("tiny").', model=model)
-    check_sampling(max_new_tokens, temperature)
+    check_whole("generate", optional=False, max_new_tokens=max_new_tokens)
+    check_whole("generate", seq_len=seq_len)
+    if not is_number(temperature) or temperature < 0:
+        cure = "Pass for example 0."
+        raise _refused("`temperature` must be a finite number, at least 0.", cure, temperature=temperature)
     ends = stop_tokens
     if ends is None:
-        ends = model.tokenizer.eos_ids if model.tokenizer is not None and is_text(prompts) else ()
-    if not isinstance(ends, Collection) or not all(isinstance(token, int) for token in ends):
-        raise RopeError(
-            "generate: `stop_tokens` must be token ids.",
-            facts={"stop_tokens": stop_tokens},
-            cure="Pass integers, for example tokenizer.encode(text).",
+        texts = isinstance(prompts, str) or (
+            isinstance(prompts, Sequence) and any(isinstance(row, str) for row in prompts)
         )
+        ends = model.tokenizer.eos_ids if texts and model.tokenizer is not None else ()
+    if not isinstance(ends, Collection) or not all(isinstance(token, int) for token in ends):
+        cure = "Pass integers, for example tokenizer.encode(text)."
+        raise _refused("`stop_tokens` must be token ids.", cure, stop_tokens=stop_tokens)
     tokens = token_lists(prompts, model.tokenizer, model.config.vocab_size)
     fixed = _fixed_length(model, [len(row) + max_new_tokens for row in tokens], seq_len)
     draws, new, rows = draws_of(seed, len(tokens)), [list[int]() for _ in tokens], list(range(len(tokens)))
@@ -116,17 +121,54 @@ def generate(
     return new
 
 
+def _refused(rule: str, cure: str, **facts: object) -> RopeError:
+    return RopeError(f"generate: {rule}", facts=facts, cure=cure)
+
+
+def token_lists(prompts: Prompts, tokenizer: TextTokenizer | None, vocab_size: int) -> list[list[int]]:
+    """Return the prompts as one list of ids per row; raise `RopeError` for empty ones and for unknown ids."""
+    rows: list[Any]
+    if isinstance(prompts, Tensor):
+        whole = not (prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool)
+        if prompts.ndim not in (1, 2) or not whole:
+            cure = "Pass token ids of one length, or a list of lists for different lengths."
+            raise _refused("a tensor of prompts must be integers [batch, seq].", cure, prompts=prompts)
+        rows = [prompts.tolist()] if prompts.ndim == 1 else prompts.tolist()
+    elif isinstance(prompts, str):
+        rows = [prompts]
+    else:
+        rows = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, bytes) else [None]
+        if rows and as_whole(rows[0]) is not None:
+            rows = [rows]
+    if rows and all(isinstance(row, str) for row in rows):
+        if tokenizer is None:
+            cure = "Pass token ids, or load a checkpoint with a tokenizer."
+            raise _refused("this model has no tokenizer, so prompts must be token ids.", cure, prompts=prompts)
+        rows = [tokenizer.encode_prompt(row) for row in rows]
+        if not all(rows):
+            cure = "Pass at least one character."
+            raise _refused("the prompt is empty, and the checkpoint has no bos token.", cure, prompts=prompts)
+    if not all(isinstance(row, Sequence) and all(as_whole(token) is not None for token in row) for row in rows):
+        cure = "Pass str, list[str], list[int] or list[list[int]]; convert arrays with torch.as_tensor."
+        raise _refused("prompts must be texts or lists of token ids, not a mixture.", cure, prompts=prompts)
+    tokens = [[int(token) for token in row] for row in rows]
+    if not tokens or not all(tokens):
+        cure = "Pass at least one token, such as the tokenizer's bos."
+        raise _refused("a prompt is empty.", cure, prompts=prompts)
+    unknown = sorted({token for row in tokens for token in row if not 0 <= token < vocab_size})
+    if unknown:
+        cure = "Use the tokenizer that the model was trained with."
+        raise _refused("a prompt contains tokens outside the vocabulary.", cure, tokens=unknown, vocab_size=vocab_size)
+    return tokens
+
+
 def _fixed_length(model: Decoder, final: list[int], seq_len: int | None) -> int | None:
     """Return the cache's `seq_len` for rows of these final lengths; raise `RopeError` if `seq_len` is too short."""
     ropes = {rope for rope in model.config.ropes if rope is not None and rope.needs_seq_len}
-    check_whole("generate", seq_len=seq_len)
     # The last token is not fed back, so the cache needs one less than the final length.
     if seq_len is not None and any(max(final) - 1 > rope.longest_at(seq_len) for rope in ropes):
-        raise RopeError(
-            "generate: `seq_len` is less than prompt + max_new_tokens, and frequencies depend on length.",
-            facts={"seq_len": seq_len, "needed": max(final)},
-            cure="Raise it, or omit it.",
-        )
+        rule = "`seq_len` is less than prompt + max_new_tokens, and frequencies depend on length."
+        raise _refused(rule, "Raise it, or omit it.", seq_len=seq_len, needed=max(final))
     return (seq_len or max(final)) if ropes else None
 
 

@@ -31,11 +31,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise `[..., size]`."""
         if x.dtype in (torch.float32, torch.float64):
-            if self.weight.dtype in HALF:
-                return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
-            if self.weight.dtype == x.dtype:
-                return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-            return self.weight * F.rms_norm(x, self.weight.shape, None, self.eps)
+            return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
         return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -52,8 +48,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def residual_stream(x: Tensor) -> Tensor:
-    """Return embeddings in the dtype of the residual stream: float32 for a half type, to keep small summands."""
-    return x.float() if x.dtype in HALF else x

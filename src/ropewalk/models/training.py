@@ -110,7 +110,8 @@ def fit(
         losses.append(mean.item())
         ended = bool(after is not None and after(step + 1, losses[-1])) or step + 1 == steps
         if state is not None and (ended or time.monotonic() - saved > SAVE_SECONDS):
-            _save(state, model, optimizer, settings, losses, ended)
+            parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            _save(state, settings=settings, losses=losses, ended=ended, **parts)
             saved = time.monotonic()
         if ended:
             break
@@ -126,22 +127,11 @@ def _check_finite(name: str, value: Tensor, step: int) -> None:
         )
 
 
-def _save(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    settings: dict[str, Any],
-    losses: list[float],
-    ended: bool,
-) -> None:
-    """Write the state of a run into one file, which is replaced as a whole."""
-    content = {
-        "settings": settings, "losses": losses, "ended": ended, "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(), "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }  # fmt: skip
+def _save(path: Path, **content: Any) -> None:
+    """Write the state of a run and of torch's generators into one file, which is replaced as a whole."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     buffer = io.BytesIO()
-    torch.save(content, buffer)
+    torch.save({**content, "random": torch.get_rng_state(), "random_cuda": cuda}, buffer)
     write_whole(path, buffer.getvalue())
 
 
