@@ -5,6 +5,7 @@ A file that a command writes for the user replaces only an empty file or one of 
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import errno
 import hashlib
@@ -307,15 +308,10 @@ def whole_folder(folder: Path, may_replace: frozenset[str]) -> Iterator[Path]:
                 path.chmod(staging.stat().st_mode & 0o666)  # safetensors writes for the owner only
             _flush(path)
         _flush(staging)
-        old = staging.with_name("old")
         if folder.is_dir():
-            os.rename(folder, old)
-        try:
+            _exchange(staging, folder)
+        else:
             os.rename(staging, folder)
-        except BaseException:
-            if old.is_dir():
-                os.rename(old, folder)
-            raise
         _flush(folder.parent)
 
 
@@ -326,6 +322,21 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders: in one step on Linux, otherwise by two renames; undone if the second fails."""
+    swap_names, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    if renameat2 is not None and renameat2(here, os.fsencode(new), here, os.fsencode(old), swap_names) == 0:
+        return
+    aside = new.with_name("old")
+    os.rename(old, aside)
+    try:
+        os.rename(new, old)
+    except BaseException:
+        os.rename(aside, old)
+        raise
 
 
 def remove_folder(folder: Path) -> None:
