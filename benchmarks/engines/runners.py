@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -119,9 +119,4 @@ class LlamaCpp(Runner):
         return rows, tokens
 
 
-def _runner(kind: Callable[[str], Runner], name: str) -> Callable[[], Runner]:
-    return lambda: kind(name)
-
-
-ENGINES = {"mlx": _runner(Runner, "mlx"), "llama.cpp": _runner(LlamaCpp, "llama.cpp"), "onnx": _runner(Runner, "onnx"),
-           "vllm": _runner(Runner, "vllm")}  # fmt: skip
+ENGINES = {"mlx": Runner, "llama.cpp": LlamaCpp, "onnx": Runner, "vllm": Runner}
