@@ -26,6 +26,7 @@ from tests.serving.material import (
     EXPORTABLE,
     INEXPRESSIBLE,
     LOW_THETA,
+    QWEN,
     TARGET,
     TRAINED,
     checkpoint,
@@ -64,7 +65,7 @@ OWN = {  # scalings that a model may have been trained with, to 16 tokens
 
 
 @pytest.mark.parametrize("rule", OWN)
-@pytest.mark.parametrize("method", ["plain", "pi", "yarn", "ntk"])
+@pytest.mark.parametrize("method", ["plain", "yarn"])
 def test_transformers_computes_the_same_on_a_scaling_that_belongs_to_the_model(
     rule: str, method: str, tmp_path: Path
 ) -> None:
@@ -86,12 +87,12 @@ def test_transformers_computes_the_same_on_a_scaling_that_belongs_to_the_model(
     [
         ("gemma3_text", "yarn", None), ("granite", "ntk", 96), ("gpt_neox", "pi", None), ("glm4", "yarn", None),
         ("cohere", "yarn", None), ("phi3", "yarn", 96), ("phi3", "ntk", None), ("qwen3", "yarn", None),
-        ("smollm3", "llama3", None),
+        ("smollm3", "llama3", None), ("qwen3_5_text", "yarn", None),
     ],
 )  # fmt: skip
 def test_families(family: str, method: str, length: int | None, tmp_path: Path) -> None:
-    """Partial rotation, blocks by layer type; a shorter length is stated, with the frequencies of the target."""
-    folder = folder_of(family, tmp_path / "source")
+    """Partial rotation, M-RoPE, blocks by type; a shorter length is stated, with the frequencies of the target."""
+    folder = folder_of(family, tmp_path / "source", **(QWEN if family == "qwen3_5_text" else {}))
     config = exported(folder, tmp_path / "out", method, target=128, length=length)
     assert config["max_position_embeddings"] == (length or 128)
     ids, reader = ids_of(120), open_reader(folder)
@@ -106,14 +107,9 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": False}
-QWEN: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mtp_num_hidden_layers": 1,
-    "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
-}  # fmt: skip
 TOWER = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
 WHOLE: dict[str, dict[str, Any]] = {
-    "qwen3_5": {"text_config": {**SMALL, **QWEN}, "vision_config": TOWER},
+    "qwen3_5": {"text_config": {**SMALL, **QWEN, "mtp_num_hidden_layers": 1}, "vision_config": TOWER},
     "qwen2_vl": {"text_config": {**SMALL, "rope_parameters": MROPE},
                  "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 32}},
     "gemma3": {"text_config": {**SMALL, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16},
@@ -286,16 +282,3 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     for place in (source, source / "config.json"):
         with pytest.raises(RopeError, match=r"is the model itself|must be a folder"):
             exported(source, place, "yarn", overwrite=True)
-
-
-def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while files are written: neither the folder nor its temporary one stays."""
-    source = checkpoint(tmp_path / "source")
-
-    def stop(*_: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(applying, "card", stop)
-    with pytest.raises(KeyboardInterrupt):
-        exported(source, tmp_path / "out", "pi")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -48,7 +48,7 @@ class Flags:
 
     - `program`: pattern of the word that starts the engine. `model`: the options of its path, besides a first word.
     - `length`: the options of the context's length. `over`: the option of the JSON that is put over the config.
-    - `keys`: further options, with the key of a .gguf file's metadata that each replaces, or "".
+    - `others`: further options, each with a value.
     - `longer`: the variable of the environment that permits more than the config's length.
     - `starts`: the words with which `serve-config` starts it, up to the model.
     - `source`: the files and the version that were read.
@@ -59,17 +59,16 @@ class Flags:
     model: tuple[str, ...]
     length: tuple[str, ...] = ()
     over: str = ""
-    keys: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
     longer: str = ""
     source: str
 
     @property
     def valued(self) -> set[str]:
         """Return the options that are looked at; each has a value."""
-        return {*self.model, *self.length, *self.keys} | ({self.over} if self.over else set())
+        return {*self.model, *self.length, *self.others} | ({self.over} if self.over else set())
 
 
-_SCALE = "rope.scaling."
 FLAGS = {
     "vllm": Flags(
         program=r"(.*/)?vllm|vllm\.entrypoints\..*|vllm/vllm-\S+",
@@ -94,12 +93,11 @@ FLAGS = {
         starts=("llama-server", "-m"),
         model=("--model", "-m"),
         length=("--ctx-size", "-c"),
-        keys={
-            "--rope-scaling": f"{_SCALE}type", "--rope-scale": f"{_SCALE}factor", "--rope-freq-base": "rope.freq_base",
-            "--rope-freq-scale": f"{_SCALE}factor", "--yarn-orig-ctx": f"{_SCALE}original_context_length",
-            "--yarn-ext-factor": "", "--yarn-attn-factor": "", "--yarn-beta-slow": "", "--yarn-beta-fast": "",
-            "--override-kv": "", "--parallel": "", "-np": "",
-        },
+        others=(
+            "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx",
+            "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast", "--override-kv",
+            "--parallel", "-np",
+        ),
         source="llama.cpp's common/arg.cpp, src/llama-context.cpp and server-context.cpp in xllamacpp 2026.10.11549",
     ),
     "mlx": Flags(
@@ -111,7 +109,7 @@ FLAGS = {
 }  # fmt: skip
 """The options of each engine. mlx-lm has none for the rope: it reads only the config."""
 ROPE_FLAGS = {
-    name: flags.over or ", ".join(key for key in flags.keys if key.startswith(("--rope", "--yarn-orig")))
+    name: flags.over or ", ".join(one for one in flags.others if one.startswith(("--rope", "--yarn-orig")))
     for name, flags in FLAGS.items()
     if name != "mlx"
 }
@@ -233,10 +231,6 @@ class Deviation:
 
     def holds(self, case: Case) -> bool:
         return (not self.rules or any(one["rope_type"] in self.rules for one in case.blocks)) and self.when(case)
-
-    def concerns(self, engine: str, case: Case) -> bool:
-        own = engine in self.engines and (not self.model_types or case.model_type in self.model_types)
-        return own and self.holds(case)
 
     @property
     def evidence(self) -> str:
@@ -522,7 +516,7 @@ def flat_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return full if alike and "rope_type" in full else None
 
 
-def applied(engine: str | None, case: Case) -> Answer:
+def applied(engine: str, case: Case) -> Answer:
     """Return whether an engine applies a rope as measured, with a difference, or not, and how that is known.
 
     For the newest version that was run or read, with notes about older ones.
@@ -533,7 +527,6 @@ def applied(engine: str | None, case: Case) -> Answer:
     >>> applied("sglang", Case(block={"rope_type": "yarn", "factor": 4.0}, model_type="gemma2")).reason
     'its class of this family takes only theta from the block'
     """
-    engine = engine or ""
     engines = (engine, *((CONVERTER,) if case.converted and engine in READS_GGUF else ()))
     outcomes = {row: measured(engine, case.model_type, row, case.spelling) for row in case.rows}
     codes = {code for outcome in outcomes.values() for code in outcome or ()}
@@ -541,13 +534,14 @@ def applied(engine: str | None, case: Case) -> Answer:
     codes |= {"not run"} if engine in ONLY_RUN and not was_run else set()
     caveats = []
     for one in DEVIATIONS:
-        if one.code in codes and engine in one.engines and one.holds(case):
-            caveats.append(replace(one, measured=about(engine)) if one.code != "not run" else one)
-        elif (one.read and not (one.code and was_run)) and any(one.concerns(name, case) for name in engines):
-            caveats.append(one)
+        shown = one.code in codes and engine in one.engines
+        known = one.read and not (one.code and was_run) and bool({*engines} & {*one.engines})
+        known &= not one.model_types or case.model_type in one.model_types
+        if (shown or known) and one.holds(case):
+            caveats.append(replace(one, measured=about(engine)) if shown and one.code != "not run" else one)
     order = ("lost", "unknown", "differs", "note")
     caveats.sort(key=lambda one: (one.before is not None, order.index(one.effect)))
-    first = caveats[0] if caveats and caveats[0].before is None and caveats[0].effect != "note" else None
+    first = next((one for one in caveats if one.before is None and one.effect != "note"), None)
     read = READ.get(CONVERTER if len(engines) > 1 else "llama.cpp" if engine == "ollama" else engine, "")
     checked = f"read in {read}" if read else "not run"
     if (was_run and len(engines) == 1) or (first is not None and first.measured):
