@@ -20,7 +20,7 @@ from ropewalk.diagnosis.prepare import _engines
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.serving import ApplySettings, apply
-from ropewalk.serving.engines import ENGINES, READ, READS_GGUF, Case, applied
+from ropewalk.serving.engines import ENGINES, TABLE, Case, applied
 from ropewalk.serving.plan import Refused, serving_plan
 from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
@@ -107,7 +107,7 @@ def test_an_answer_has_a_state_and_a_source() -> None:
     assert applied("sglang", usual).state == "applied"
     assert applied("sglang", own).caveats[0].effect == "differs"
     for engine in ENGINES:
-        assert applied(engine, usual).checked in {f"read in {one}" for one in READ.values()} | {"not run"}
+        assert applied(engine, usual).checked in {f"read in {one.read}" for one in TABLE.values()} | {"not run"}
     interleaved = Case(block={"rope_type": "longrope"}, model_type="cohere", interleaved=True)
     assert [applied(engine, interleaved).state for engine in ("vllm", "sglang", "transformers")] == [
         "lost", "lost", "applied",
@@ -154,7 +154,7 @@ def test_every_command_runs(
             assert config["rope_parameters"] == json.loads(json.dumps(served.block))
 
 
-@pytest.mark.parametrize("engine", READS_GGUF)
+@pytest.mark.parametrize("engine", ["llama.cpp", "ollama"])
 @pytest.mark.parametrize("method", ["yarn", "pi", "resonance"])
 def test_a_file(
     engine: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -19,6 +19,7 @@ from ropewalk.checkpoints.opening import open_reader, quietly
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.serving import ApplySettings, apply, applying
+from ropewalk.serving.served import text_of
 from tests.checkpoints.random_models import folder_of
 from tests.checkpoints.test_transformers import ids_of, losses_of
 from tests.oracle import yarn
@@ -139,6 +140,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def kept(before: dict[str, Any], after: dict[str, Any], *changed: str) -> bool:
+    """Whether every entry is as before, except those that may change."""
+    return all(after[key] == value for key, value in before.items() if key not in changed)
+
+
 @pytest.mark.parametrize("family", WHOLE)
 def test_nothing_is_lost(family: str, tmp_path: Path) -> None:
     """All files but the configs are there, byte for byte; the config has all keys; transformers' class rotates so."""
@@ -146,29 +152,19 @@ def test_nothing_is_lost(family: str, tmp_path: Path) -> None:
     before = contents(source)
     config = exported(source, tmp_path / "out", "yarn", target=256)
     after = contents(tmp_path / "out")
-    assert after.keys() - before.keys() == {applying.CARD}
-    changed = {"config.json", "tokenizer_config.json", applying.CARD}
-    assert {name: after[name] for name in before if name not in changed} == {
-        name: content for name, content in before.items() if name not in changed
-    }
     assert contents(source) == before
+    assert after.keys() - before.keys() == {applying.CARD}
+    assert kept(before, after, "config.json", "tokenizer_config.json")
     assert json.loads(after["tokenizer_config.json"]) == {"model_max_length": 256, "eos_token": "<s>"}
-    own, text = json.loads(before["config.json"]), config
-    assert own.keys() <= config.keys()
-    assert config["architectures"] == own["architectures"]
-    if "text_config" in own:
-        assert {key: config[key] for key in own if key != "text_config"} == {
-            key: value for key, value in own.items() if key != "text_config"
-        }
-        own, text = own["text_config"], config["text_config"]
-    rope = {"rope_parameters", "max_position_embeddings"}
-    assert {key: text[key] for key in own.keys() - rope} == {key: own[key] for key in own.keys() - rope}
+    own, rope = json.loads(before["config.json"]), ("rope_parameters", "max_position_embeddings")
+    text, text_before = text_of(config), text_of(own)
+    assert kept(own, config, "text_config", *rope)
+    assert kept(text_before, text, *rope)
     block = text["rope_parameters"].get("full_attention", text["rope_parameters"])
-    stated = own["rope_parameters"].get("full_attention", own["rope_parameters"])
+    stated = text_before["rope_parameters"].get("full_attention", text_before["rope_parameters"])
     assert block == stated | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     model = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out")
-    text_model = getattr(model.model, "language_model", model.model)
-    found = text_model.rotary_emb
+    found = getattr(model.model, "language_model", model.model).rotary_emb
     width = int(text["head_dim"] * block.get("partial_rotary_factor", 1.0))
     name = "full_attention_" if "full_attention" in text["rope_parameters"] else ""
     inv_freq = getattr(found, f"{name}inv_freq").double().numpy()
@@ -217,22 +213,17 @@ def test_plain_undoes_an_extension(tmp_path: Path) -> None:
     assert contents(tmp_path / "same")["config.json"] == contents(tmp_path / "longer")["config.json"]
 
 
-def test_two_rules_that_follow_the_length_are_refused(tmp_path: Path) -> None:
-    """No block holds dynamic NTK on top of the model's own scaling."""
-    own = {"rope_type": "yarn", "rope_theta": 1e4, "finetuned": True, **OWN["yarn"]}
-    source = checkpoint(tmp_path / "source", rope_parameters=own)
-    with pytest.raises(RopeError, match="gives different ropes"):
-        exported(source, tmp_path / "out", "dynamic")
-
-
-@pytest.mark.parametrize(("length", "rule"), [(TRAINED, "longrope"), (4, "yarn")])
-def test_a_stated_length_says_whether_the_scaling_belongs_to_the_model(length: int, rule: str, tmp_path: Path) -> None:
-    """Without one it is not guessed."""
-    source = checkpoint(tmp_path / "source", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **OWN["yarn"]})
+def test_a_scaling_of_the_model(tmp_path: Path) -> None:
+    """Without a length it is not guessed whether it belongs to the model; no block holds dynamic NTK on top of it."""
+    block = {"rope_type": "yarn", "rope_theta": 1e4, **OWN["yarn"]}
+    source = checkpoint(tmp_path / "source", rope_parameters=block)
     with pytest.raises(RopeError, match="unknown whether the model was trained with the scaling"):
         exported(source, tmp_path / "out", "yarn")
-    config = exported(source, tmp_path / "out", "yarn", trained_length=length)
-    assert config["rope_parameters"]["rope_type"] == rule
+    with pytest.raises(RopeError, match="gives different ropes"):
+        exported(source, tmp_path / "out", "dynamic", trained_length=TRAINED)
+    for length, rule in ((TRAINED, "longrope"), (4, "yarn")):
+        config = exported(source, tmp_path / rule, "yarn", trained_length=length)
+        assert config["rope_parameters"]["rope_type"] == rule
 
 
 @pytest.mark.parametrize(

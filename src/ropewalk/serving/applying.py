@@ -20,7 +20,7 @@ from ropewalk.families import family_named
 from ropewalk.methods import method_named
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.values import TRAINED_KEY, check_whole
-from ropewalk.serving.engines import READERS_OF_CONFIGS, applied, flat_block
+from ropewalk.serving.engines import TABLE, applied, flat_block
 from ropewalk.serving.plan import ServeConfig, gguf_keys
 from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.serve import check_model, required_plan
@@ -294,12 +294,12 @@ def _readers(planned: ServeConfig, former: bool) -> Iterator[str]:
     else:
         both = "version 4 `rope_scaling` and `rope_theta`; the folder has both"
         yield f"- transformers 5 applies `rope_parameters`, {both}."
-    for engine, title in READERS_OF_CONFIGS.items():
+    for engine in (name for name, one in TABLE.items() if not one.gguf and name != "transformers"):
         answer = applied(engine, case)
         notes = [one.text for one in answer.caveats if one.effect == "differs" and one.before is None]
         lost = {"lost": f"not applied: {answer.reason}.", "unknown": f"{answer.reason}."}.get(answer.state)
         told = lost or " ".join(notes) or "the same frequencies and temperature."
-        yield f"- {title}: {told} ({answer.checked})"
+        yield f"- {TABLE[engine].title}: {told} ({answer.checked})"
 
 
 def plain_text(text: str) -> str:

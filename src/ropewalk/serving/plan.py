@@ -15,17 +15,7 @@ from ropewalk.families import family_named
 from ropewalk.families.llama_cpp import ARCHITECTURES
 from ropewalk.methods import Reach, is_unsettled, method_named
 from ropewalk.records import document
-from ropewalk.serving.engines import (
-    FLAGS,
-    MULTIPLIES_LENGTH,
-    NOT_MULTIPLIED,
-    ONLY_RUN,
-    READS_GGUF,
-    Case,
-    Deviation,
-    applied,
-    blocks_of,
-)
+from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED, TABLE, Case, Deviation, applied, blocks_of
 from ropewalk.serving.recorded import Cost
 from ropewalk.serving.served import Served, spelling_of
 from ropewalk.shell import shell_command
@@ -128,7 +118,7 @@ def serving_plan(
     **Raises:** `RopeError` for an unknown method, and for a target that does not exceed the trained length.
     """
     record = method_named(method)
-    if source.in_file and engine not in READS_GGUF:
+    if source.in_file and not TABLE[engine].gguf:
         folder = source.as_folder
         if isinstance(folder, RopeError):
             return Refused(folder.reason, folder.cure, folder.facts)
@@ -163,7 +153,7 @@ def serving_plan(
         keys=keys,
         changed=record.extends or (not record.keeps_own and source.is_scaled),
     )
-    return _for_files(bare) if engine in READS_GGUF else _for_folders(bare)
+    return _for_files(bare) if TABLE[engine].gguf else _for_folders(bare)
 
 
 def gguf_keys(source: Served, method: str, reach: Reach, length: int | None = None) -> GGUFRope | str:
@@ -177,10 +167,10 @@ def gguf_keys(source: Served, method: str, reach: Reach, length: int | None = No
 def _for_folders(bare: ServeConfig) -> ServeConfig | Refused:
     """Return the plan of an engine that loads Hugging Face folders."""
     source, engine, (name, revision) = bare.source, bare.engine, bare.source.repository
-    spelling = spelling_of(source.stated)
-    writes = source.arch is not None or (bare.changed and (engine in ONLY_RUN or _would_survive(bare)))
+    spelling, row = spelling_of(source.stated), TABLE[bare.engine]
+    writes = source.arch is not None or (bare.changed and (row.only_run or _would_survive(bare)))
     # neither has an option for the revision, and most classes of mlx-lm read no theta from `rope_parameters`
-    writes |= engine in ONLY_RUN and (bool(revision) or (engine == "mlx" and spelling == "rope_parameters"))
+    writes |= row.only_run and (bool(revision) or (engine == "mlx" and spelling == "rope_parameters"))
     steps, override = list[str](), bare.changed and not writes
     if writes:
         steps, name, revision = [bare.apply(Path(source.given), "longer")], "longer", ""
@@ -192,13 +182,12 @@ def _for_folders(bare: ServeConfig) -> ServeConfig | Refused:
         place = ("-m", name) if source.on_hub and not writes else ("-i", Path(name))
         build = shell_command(*_BUILDER, *place, "-o", "model-onnx", "-p", "fp32", "-e", "cpu")
         return bare.with_steps(*steps, build, **done)
-    flags = FLAGS[engine]
-    chosen = [flags.length[0], str(bare.length)] if flags.length else []
+    chosen = [row.length[0], str(bare.length)] if row.length else []
     chosen += ["--revision", revision] if revision else []
     # vLLM prefers Mistral's params.json, which has no override (0.32.0's transformers_utils/config.py, line 826)
     chosen += ["--config-format", "hf"] if engine == "vllm" and (source.folder / "params.json").is_file() else []
-    chosen += [flags.over, json.dumps(_override(bare))] if override else []
-    return bare.with_steps(*steps, shell_command(*flags.starts, Path(name), *chosen), **done)
+    chosen += [row.over, json.dumps(_override(bare))] if override else []
+    return bare.with_steps(*steps, shell_command(*row.starts, Path(name), *chosen), **done)
 
 
 def _would_survive(bare: ServeConfig) -> bool:
@@ -267,8 +256,8 @@ def _for_files(bare: ServeConfig) -> ServeConfig | Refused:
         steps, file = [*steps, bare.apply(Path(source.given) if source.arch else file, LONGER)], Path(LONGER)
     converted = source.arch is None and (not bare.changed or isinstance(copied, str))
     if bare.engine == "llama.cpp":
-        start = FLAGS["llama.cpp"]
-        serve = shell_command(*start.starts, file, start.length[0], str(bare.length), *(flags or ()))
+        row = TABLE["llama.cpp"]
+        serve = shell_command(*row.starts, file, row.length[0], str(bare.length), *(flags or ()))
         return bare.with_steps(*steps, serve, converted=converted)
     place = str(file) if file.is_absolute() else f"./{file}"
     if not place.isprintable() or place != place.rstrip():
