@@ -89,18 +89,16 @@ def main() -> None:
         return
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"models": {}}
     cells = json.loads((RESULTS / "engines.json").read_text(encoding="utf-8"))["cells"]
+    loaded = [cell for cell in cells if (cell["engine"], cell["spelling"]) == ("vllm", "rope_parameters")
+              and cell["outcome"] != "not loaded"]  # fmt: skip
+    models = {f"{cell['family']}: {cell['block']}": (cell["family"], cell["block"]) for cell in loaded}
+    requests = [
+        {"key": key, "config": config_of(*model), "fault": fault}
+        for key, model in models.items() if key not in record["models"] for fault in (False, True)
+    ]  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
-        place, requests = Path(name), list[Request]()
-        for cell in cells:
-            key, family, block = f"{cell['family']}: {cell['block']}", cell["family"], cell["block"]
-            loaded = cell["engine"] == "vllm" and cell["outcome"] != "not loaded"
-            wanted = loaded and cell["spelling"] == "rope_parameters"
-            if not wanted or key in record["models"]:
-                continue
-            config = config_of(family, block)
-            requests += [{"key": key, "config": config, "fault": fault} for fault in (False, True)]
         found: dict[bool, Any] = {}
-        for request, answer in answers(requests, place):
+        for request, answer in answers(requests, Path(name)):
             found[request["fault"]] = answer
             print(request["key"], "with a fault" if request["fault"] else "", answer, flush=True)
             if request["fault"]:

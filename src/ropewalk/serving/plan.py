@@ -20,8 +20,7 @@ from ropewalk.serving.recorded import Cost
 from ropewalk.serving.served import Served, spelling_of
 from ropewalk.shell import shell_command
 
-CONVERTED, LONGER = "model.gguf", "longer.gguf"
-_BUILDER = ("python", "-m", "onnxruntime_genai.models.builder")
+LONGER = "longer.gguf"
 _INTERNAL: Any = {"json": False}
 
 
@@ -180,8 +179,8 @@ def _for_folders(bare: ServeConfig) -> ServeConfig | Refused:
         return bare.with_steps(*steps, file=File("serve.py", _script(bare, name, revision, override)), **done)
     if engine == "onnx":
         place = ("-m", name) if source.on_hub and not writes else ("-i", Path(name))
-        build = shell_command(*_BUILDER, *place, "-o", "model-onnx", "-p", "fp32", "-e", "cpu")
-        return bare.with_steps(*steps, build, **done)
+        build = ("python", "-m", "onnxruntime_genai.models.builder", *place, "-o", "model-onnx")
+        return bare.with_steps(*steps, shell_command(*build, "-p", "fp32", "-e", "cpu"), **done)
     chosen = [row.length[0], str(bare.length)] if row.length else []
     chosen += ["--revision", revision] if revision else []
     # vLLM prefers Mistral's params.json, which has no override (0.32.0's transformers_utils/config.py, line 826)
@@ -243,7 +242,7 @@ def _for_files(bare: ServeConfig) -> ServeConfig | Refused:
     if isinstance(copied, str) and (source.copied or source.arch is not None):
         return Refused(copied, facts={"architecture": source.gguf_arch})
     if source.arch is None:
-        folder, file = source.folder, Path(CONVERTED)
+        folder, file = source.folder, Path("model.gguf")
         if source.on_hub:
             folder, (name, revision) = Path("model"), source.repository
             chosen = ["--revision", revision] if revision else []

@@ -162,14 +162,8 @@ def setting_command(
 ) -> str:
     """Return the shell command, or the lines of Python, that set a method.
 
-    **Arguments:**
-    - `engine`: one of `RUNNERS`. None: write a folder or file, for any engine.
-    - `model`: its path or name on the command line. `method`: its name. `target`: tokens.
-    - `trained_length`: tokens, if they had to be given.
-    - `record`: the doctor's file, which contains method and lengths, or None.
-    - `length`: the stated length in tokens, if less than the target.
-
-    **Raises:** `RopeError` for an unknown engine.
+    `engine`: one of `RUNNERS`, or None to write a folder or file for any. `record`: the doctor's file with method and
+    lengths. Lengths are in tokens: `trained_length`, if it had to be given; `length` to state, if below the target.
 
     >>> setting_command(None, "tiny", "yarn", target=1024)
     'ropewalk extend apply tiny --method yarn --target 1024 --out tiny-1024'
