@@ -36,6 +36,7 @@ def test_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
         ("llama", "as-is", {"rope_parameters": FACTOR}, ["vLLM: the same", "SGLang: `attention_f", "Compare outputs"]),
         ("gemma3_text", "yarn", {}, ["vLLM: the same", "version 4 does not"]),
         ("cohere", "resonance", {}, ["vLLM: not applied: it rotates halves under longrope"]),
+        ("stablelm", "as-is", {}, ["ONNX Runtime GenAI: It was not run with this family."]),
     ],
 )
 def test_programs_are_described_by_the_rule_of_serve_config(

@@ -296,7 +296,8 @@ def _readers(planned: ServeConfig, former: bool) -> Iterator[str]:
         yield f"- transformers 5 applies `rope_parameters`, {both}."
     for engine in (name for name, one in TABLE.items() if not one.gguf and name != "transformers"):
         answer = applied(engine, case)
-        notes = [one.text for one in answer.caveats if one.effect == "differs" and one.before is None]
+        shown = (one for one in answer.caveats if one.effect == "differs" or one.code == "not run")
+        notes = [one.text for one in shown if one.before is None]
         lost = {"lost": f"not applied: {answer.reason}.", "unknown": f"{answer.reason}."}.get(answer.state)
         told = lost or " ".join(notes) or "the same frequencies and temperature."
         yield f"- {TABLE[engine].title}: {told} ({answer.checked})"

@@ -73,7 +73,7 @@ class Served:
             )
         model = opened.path if opened.path is not None and Path(model).is_dir() else model  # a folder in it
         named = Path(model).exists() or is_hub_name(str(model))
-        ropes = None if opened.arch is None else opened.ropes
+        ropes = opened.ropes if opened.ropes.types or opened.arch else None  # None: ropewalk's own folders
         source = cls.of(opened.config, trained_length, ropes, given=str(model), path=opened.path, arch=opened.arch)
         return source if named else dataclasses.replace(source, name=str(opened.path))
 
@@ -88,7 +88,7 @@ class Served:
         path: Path | None = None,
         arch: str | None = None,
     ) -> Served:
-        """Return the checkpoint of a config.json, or of the config of a loaded model; `ropes`: of a .gguf file."""
+        """Return the checkpoint of a config.json, or of the config of a loaded model; `ropes`: if they are known."""
         whole = (ropes or ModelRopes.from_hf(content)).of_types()
         before, own = main_rope(whole.ropes), settled_by_length(whole, trained_length)
         rope = main_rope(own.ropes)
@@ -127,7 +127,7 @@ class Served:
             fields={**fields, "rope_parameters": None if family is not None and family.fixed else block},
             # Qwen2-VL's published files are flat, but its class nests them
             parts=parts_of(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
-            in_file=ropes is not None,
+            in_file=ropes is not None and arch is not None,
         )
 
     @functools.cached_property
