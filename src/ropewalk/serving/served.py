@@ -47,8 +47,6 @@ class Served:
 
     given: str
     name: str
-    path: Path | None
-    arch: str | None
     own: ModelRopes
     rope: RopeConfig
     trained: int
@@ -57,7 +55,9 @@ class Served:
     stated: Mapping[str, Any]
     fields: Mapping[str, Any]
     parts: tuple[str, ...]
-    in_file: bool
+    path: Path | None = None
+    arch: str | None = None
+    in_file: bool = False
 
     @classmethod
     def open(
@@ -74,8 +74,9 @@ class Served:
         model = opened.path if opened.path is not None and Path(model).is_dir() else model  # a folder in it
         named = Path(model).exists() or is_hub_name(str(model))
         ropes = opened.ropes if opened.ropes.types or opened.arch else None  # None: ropewalk's own folders
-        source = cls.of(opened.config, trained_length, ropes, given=str(model), path=opened.path, arch=opened.arch)
-        return source if named else dataclasses.replace(source, name=str(opened.path))
+        source = cls.of(opened.config, trained_length, ropes, given=str(model))
+        name, arch = source.given if named else str(opened.path), opened.arch
+        return dataclasses.replace(source, name=name, path=opened.path, arch=arch, in_file=arch is not None)
 
     @classmethod
     def of(
@@ -83,10 +84,7 @@ class Served:
         content: Mapping[str, Any],
         trained_length: int | None,
         ropes: ModelRopes | None = None,
-        *,
         given: str = "model",
-        path: Path | None = None,
-        arch: str | None = None,
     ) -> Served:
         """Return the checkpoint of a config.json, or of the config of a loaded model; `ropes`: if they are known."""
         whole = (ropes or ModelRopes.from_hf(content)).of_types()
@@ -116,8 +114,6 @@ class Served:
         return cls(
             given=given,
             name=given,
-            path=path,
-            arch=arch,
             own=own,
             rope=rope,
             trained=trained,
@@ -127,18 +123,17 @@ class Served:
             fields={**fields, "rope_parameters": None if family is not None and family.fixed else block},
             # Qwen2-VL's published files are flat, but its class nests them
             parts=parts_of(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
-            in_file=ropes is not None and arch is not None,
         )
 
     @functools.cached_property
     def as_folder(self) -> Served | RopeError:
         """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
         try:
-            content = gguf_config(GGUFFile(self.path or self.name))
-            of = Served.of(content, self.given_length, given=self.given, path=self.path, arch=self.arch)
+            folder = Served.of(gguf_config(GGUFFile(self.path or self.name)), self.given_length, given=self.given)
         except RopeError as error:
             return error
-        return dataclasses.replace(of, name=self.name, stated_length=self.stated_length)
+        kept = {name: getattr(self, name) for name in ("name", "path", "arch", "stated_length")}
+        return dataclasses.replace(folder, **kept)
 
     @property
     def model_type(self) -> str:
