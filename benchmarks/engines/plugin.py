@@ -3,12 +3,11 @@
 python benchmarks/engines/plugin.py    # resumes
 
 vLLM builds each model twice, with the weights of no checkpoint; the plug-in has to say one line each time, and to find
-the fault (`in_vllm.py`). The record is benchmarks/results/vllm-plugin.json.
+the fault (`layer_ropes.py plugin`). The record is benchmarks/results/vllm-plugin.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+from engines import layer_ropes  # noqa: E402
 from engines.models import Models  # noqa: E402
 from engines.runners import ENVIRONMENTS  # noqa: E402
 
@@ -50,12 +50,12 @@ def with_plugin(place: Path) -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", **VARIABLES["vllm"], **own}
 
 
-def config_of(family: str, block: str, folder: Path) -> str:
-    """Write a model's config.json, all that vLLM needs to build it, and return the folder."""
-    config = Models(family, folder).config(block)
+def config_of(family: str, block: str) -> Request:
+    """Return the content of a model's config.json, all that vLLM needs to build it."""
+    config = Models(family, Path()).config(block)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]
-    config.save_pretrained(folder)
-    return str(folder)
+    content: Request = json.loads(config.to_json_string())
+    return content
 
 
 def answers(requests: list[Request], place: Path, mode: str = "log") -> Iterator[tuple[Request, Request]]:
@@ -63,11 +63,12 @@ def answers(requests: list[Request], place: Path, mode: str = "log") -> Iterator
     environment = {**with_plugin(place / "plug-in"), "ROPEWALK_VLLM_CHECK": mode}
     while requests:
         with (place / "log").open("w") as log, subprocess.Popen(
-            [PYTHON, Path(__file__).with_name("in_vllm.py")], env=environment, cwd=place, text=True,
+            [PYTHON, Path(layer_ropes.__file__).resolve(), "plugin"], env=environment, cwd=place, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         ) as process:  # fmt: skip
             assert process.stdin is not None
             assert process.stdout is not None
+            process.stdout.readline()  # the version
             for number, request in enumerate(requests):
                 process.stdin.write(json.dumps(request) + "\n")
                 process.stdin.flush()
@@ -83,26 +84,21 @@ def answers(requests: list[Request], place: Path, mode: str = "log") -> Iterator
 
 def main() -> None:
     """Run the plug-in over the models of the matrix."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", default="", help="separated by commas; default: all that vLLM loads")
-    chosen = parser.parse_args()
     if not PYTHON.is_file():
         print("SKIPPED vllm: no environment; run make engines ENGINES=vllm")
         return
     record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"models": {}}
     cells = json.loads((RESULTS / "engines.json").read_text(encoding="utf-8"))["cells"]
+    loaded = [cell for cell in cells if (cell["engine"], cell["spelling"]) == ("vllm", "rope_parameters")
+              and cell["outcome"] != "not loaded"]  # fmt: skip
+    models = {f"{cell['family']}: {cell['block']}": (cell["family"], cell["block"]) for cell in loaded}
+    requests = [
+        {"key": key, "config": config_of(*model), "fault": fault}
+        for key, model in models.items() if key not in record["models"] for fault in (False, True)
+    ]  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
-        place, requests = Path(name), list[Request]()
-        for cell in cells:
-            key, family, block = f"{cell['family']}: {cell['block']}", cell["family"], cell["block"]
-            loaded = cell["engine"] == "vllm" and cell["outcome"] != "not loaded"
-            wanted = loaded and cell["spelling"] == "rope_parameters"
-            if not wanted or key in record["models"] or family not in (chosen.families or family).split(","):
-                continue
-            folder = config_of(family, block, place / str(len(requests)))
-            requests += [{"key": key, "folder": folder, "fault": fault} for fault in (False, True)]
         found: dict[bool, Any] = {}
-        for request, answer in answers(requests, place):
+        for request, answer in answers(requests, Path(name)):
             found[request["fault"]] = answer
             print(request["key"], "with a fault" if request["fault"] else "", answer, flush=True)
             if request["fault"]:

@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from ropewalk.methods import Reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.serving.applying import _with_keys
+from ropewalk.serving.applying import with_keys
 from ropewalk.serving.plan import Refused, serving_plan
 from ropewalk.serving.served import Served, text_of
 
@@ -191,7 +190,7 @@ def of_plan(
         keys = source.under(method, reach)
         written = copy.deepcopy(content)
         if not isinstance(keys, str):
-            _with_keys(SimpleNamespace(keys=keys, source=source), written)  # type: ignore[arg-type]
+            with_keys(source, keys, written)
         return Case(engine, json.loads(json.dumps(written))), source, found if isinstance(found, Refused) else None
     words = shlex.split(found.steps[-1])
     over = next(json.loads(words[at + 1]) for at, word in enumerate(words) if "override" in word)

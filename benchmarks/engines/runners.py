@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from engines.models import CONTEXT, SPELLINGS, TRAINED, Case
 from ropewalk.checkpoints.gguf_copy import copy_gguf, gguf_rope
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.errors import RopeError
-from ropewalk.methods import Reach
+from ropewalk.methods import Reach, main_rope
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.adapters import StartedEngine, llama_cpp_server
@@ -92,10 +92,8 @@ class LlamaCpp(Runner):
     def opened(self, case: Case, model: Any) -> Iterator[Any]:
         arch = ARCHITECTURES[case.family]
         file = write_foreign(model, case.folder / "plain.gguf")
-        ropes = ModelRopes.from_hf(model.config)
-        rope = next(one for one in ropes.present_ropes if one.scaling) if any(
-            one.scaling for one in ropes.present_ropes) else ropes.present_ropes[0]  # fmt: skip
-        if rope.scaling is not None:
+        rope = main_rope(ModelRopes.from_hf(model.config).ropes)
+        if rope is not None and rope.scaling is not None:
             found = gguf_rope(rope, arch, case.block.split(",")[0], Reach(TRAINED, CONTEXT))
             if isinstance(found, str):
                 raise Skipped(found)
@@ -119,9 +117,4 @@ class LlamaCpp(Runner):
         return rows, tokens
 
 
-def _runner(kind: Callable[[str], Runner], name: str) -> Callable[[], Runner]:
-    return lambda: kind(name)
-
-
-ENGINES = {"mlx": _runner(Runner, "mlx"), "llama.cpp": _runner(LlamaCpp, "llama.cpp"), "onnx": _runner(Runner, "onnx"),
-           "vllm": _runner(Runner, "vllm")}  # fmt: skip
+ENGINES = {"mlx": Runner, "llama.cpp": LlamaCpp, "onnx": Runner, "vllm": Runner}

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,13 @@ Record = dict[str, Any]
 WITH_SECTIONS = ("qwen2_vl_7b", "qwen2_5_vl_7b", "qwen3_vl_4b", "qwen3_5_9b")  # published configs
 
 
-def measured(engine: str, wanted: Sequence[Case]) -> tuple[str, Iterator[Record]]:
-    """Return the engine's version, and yield its answer to each case."""
-    python = ENVIRONMENTS / engine / "bin" / "python"
-    with tempfile.TemporaryFile("w+") as questions:
-        for case in wanted:
-            questions.write(json.dumps({"config": case.config, "over": case.over}) + "\n")
-        questions.seek(0)
-        process = subprocess.Popen([python, layer_ropes.__file__, engine], stdin=questions, stdout=subprocess.PIPE,
-                                   stderr=subprocess.DEVNULL, text=True)  # fmt: skip
-    assert process.stdout is not None
-    answers = (json.loads(line) for line in process.stdout)
-    return next(answers)["version"], answers
+def measured(engine: str, wanted: Sequence[Case]) -> tuple[str, list[Record]]:
+    """Return the engine's version, and its answer to each case."""
+    command = [ENVIRONMENTS / engine / "bin" / "python", layer_ropes.__file__, engine]
+    questions = "".join(json.dumps({"config": case.config, "over": case.over}) + "\n" for case in wanted)
+    ended = subprocess.run(command, input=questions, capture_output=True, text=True, check=False)
+    version, *answers = map(json.loads, ended.stdout.splitlines())
+    return version["version"], answers
 
 
 def write(engines: Record, found: dict[str, Record]) -> None:

@@ -107,7 +107,7 @@ def test_methods():
     """Every method has a row: the text of its record, ratios of medians to plain's, and the engines that run it."""
     from ropewalk.methods import METHODS, Reach
     from ropewalk.serving.engines import ENGINES
-    from ropewalk.serving.plan import ServingPlan, serving_plan
+    from ropewalk.serving.plan import ServeConfig, serving_plan
     from ropewalk.serving.served import Served
 
     record = json.loads((RESULTS / "method-costs.json").read_text())
@@ -127,7 +127,7 @@ def test_methods():
         for engine in ENGINES:
             reach = Reach(256, 1024 if method.extends else 256)
             answer = serving_plan(Served.open("tiny", None), engine, name, reach)
-            assert runs[titles[engine]] == ("yes" if isinstance(answer, ServingPlan) else "no")
+            assert runs[titles[engine]] == ("yes" if isinstance(answer, ServeConfig) else "no")
         one = record["methods"].get(name)
         if one is None:
             assert found[name][end - 1 : end + 2] == ["", "", ""]

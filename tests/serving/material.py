@@ -61,6 +61,13 @@ def furthest(folder: Path, model: Decoder, lengths: tuple[int, ...] = LENGTHS) -
     return most
 
 
+QWEN: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5,
+                        "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+}  # fmt: skip
+"""Sizes of a small Qwen3.5: M-RoPE, half of each head rotates, one layer without attention."""
 LOW_THETA = {"abf": {"rope_parameters": {"rope_type": "default", "rope_theta": 20.0}}}
 """By method: a config that it changes. The theta of `abf` for the target lies below 10,000."""
 INEXPRESSIBLE = tuple(name for name, method in METHODS.items() if method.config is None)

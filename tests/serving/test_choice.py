@@ -1,8 +1,9 @@
-"""`extend apply --from`: the doctor's choice, of the model that it measured, and nothing where it chose nothing."""
+"""A doctor's record for `extend apply --from` and `serve-config --from`: its choice, of the model that it measured."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ from ropewalk import RopeConfig
 from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
-from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
-from ropewalk.serving import ApplySettings, apply
+from ropewalk.serving import ApplySettings, apply, serve_config
+from ropewalk.serving.engines import ENGINES
+from ropewalk.serving.serve import setting_command
+from tests.cli.doctor_runs import run_command
 from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of
+
+TINY, LONG, SHORTER = 256, 1024, 768
+COST = {"yarn": (0.15, 0.1, 0.2)}
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +42,57 @@ def found(source: Path) -> dict[str, Any]:
     return record_of(name="small", trained=TRAINED, target=48, audits=[own], method="ntk")
 
 
-def run(*arguments: str | Path) -> int:
-    """`ropewalk extend apply` in this process; its exit status."""
-    with pytest.raises(SystemExit) as end:
-        main(["extend", "apply", *map(str, arguments)])
-    return int(end.value.code or 0)
+def of_tiny(**verdict: Any) -> dict[str, Any]:
+    """A record of the packaged model, with a verdict for an engine."""
+    return record_of(name="tiny", trained=TINY, target=LONG, costs=COST, **verdict)
 
 
-def test_the_doctors_choice_is_applied(
-    source: Path, found: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_doctors_choice_is_applied(source: Path, found: dict[str, Any], tmp_path: Path) -> None:
     """Method and both lengths, from a file or from Python, as if they had been typed."""
     (tmp_path / "found.json").write_text(json.dumps(found))
-    assert run(source, "--from", tmp_path / "found.json", "--out", tmp_path / "one") == 0
-    assert "wrote" in capsys.readouterr().out
-    assert run(source, "--method", "ntk", "--target", 48, "--trained-length", TRAINED, "--out", tmp_path / "two") == 0
+    run = ("extend", "apply", source)
+    assert run_command(*run, "--from", tmp_path / "found.json", "--out", tmp_path / "one") == 0
+    typed = ("--method", "ntk", "--target", 48, "--trained-length", TRAINED)
+    assert run_command(*run, *typed, "--out", tmp_path / "two") == 0
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert apply(source, tmp_path / "three", record=found).config["max_position_embeddings"] == 48
+
+
+def test_the_choice_is_served_and_each_record_gives_a_cost(source: Path) -> None:
+    """The first record's method and target; the answer for engines, if there are two."""
+    one, two = record_of(costs=COST), record_of(costs=COST, target=32)
+    served = serve_config(source, "vllm", records=[two, one])
+    assert (served.method, served.length, [cost.factor for cost in served.costs]) == ("yarn", 32, [2.0, 4.0])
+    cost = json.loads(json.dumps(served.to_json()))["costs"][1]
+    assert (cost["factor"], cost["within"], cost["within_interval"]) == (4.0, 0.15, [0.1, 0.2])
+    assert "+0.150 [+0.100, +0.200] nats per token" in cost["sentence"]
+    engines = {"action": "extend", "headline": "Extend with ntk.", "method": "ntk", "length": None, "next": None}
+    two = record_of(method="dca", engine="python", beside=engines)
+    assert serve_config(source, "vllm", records=[two]).method == "ntk"
+
+
+def test_the_length_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The frequencies are those of the target; the stated length is the verdict's."""
+    record = tmp_path / "a record.json"
+    record.write_text(json.dumps(of_tiny(length=SHORTER)))
+    for engine in (one for one in ENGINES if one != "onnx"):  # which has no yarn
+        command = shlex.split(setting_command(engine, "tiny", "yarn", target=LONG, length=SHORTER, record=record))
+        assert command[-3 if engine == "transformers" else -1] == str(record)
+        assert run_command("serve-config", "tiny", "--engine", engine, "--from", record) == 0
+        out = capsys.readouterr().out
+        assert str(SHORTER) in out
+        assert ('"factor": 4.0' in out) == (engine in ("vllm", "sglang"))
+    config = apply("tiny", tmp_path / "out", record=record).config
+    assert (config["rope_parameters"]["factor"], config["max_position_embeddings"]) == (4.0, SHORTER)
+    sources = " ".join(one.source for one in serve_config("tiny", "transformers", method="yarn", length=700).caveats)
+    assert "modeling_rope_utils" in sources
+    assert serve_config("tiny", "vllm", records=[of_tiny()]).length == LONG
+    shorter = serve_config("tiny", "ollama", records=[of_tiny() | {"trained_length": 128}])
+    assert shorter.block["factor"] == 8.0
+    assert "--trained-length 128" in " ".join(shorter.steps)
+    assert "--trained-length" not in serve_config("tiny", "ollama", records=[of_tiny()]).steps[0]
+    assert serve_config("tiny", "vllm", method="pi", records=[of_tiny(length=SHORTER)]).length == LONG
 
 
 @pytest.mark.parametrize(
@@ -70,9 +109,12 @@ def test_where_the_doctor_extends_nothing(
     source: Path, found: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     """Refused with the reason and what to do instead; nothing is written."""
+    record = {**found, "verdict": {**found["verdict"], **changes}}
     with pytest.raises(RopeError, match="does not recommend extending") as caught:
-        apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], **changes}})
+        apply(source, tmp_path / "out", record=record)
     assert said in str(caught.value)
+    with pytest.raises(RopeError, match="does not recommend extending"):
+        serve_config(source, "vllm", records=[record])
     both = {"engine": "python", "beside": {**found["verdict"], **changes}}
     with pytest.raises(RopeError, match="for engines") as caught:
         apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], **both}})
@@ -81,24 +123,50 @@ def test_where_the_doctor_extends_nothing(
 
 
 def test_another_model_is_refused(source: Path, found: dict[str, Any], tmp_path: Path) -> None:
-    """Its ropes differ from those of the record; the weights are not opened."""
-    other = {**found, "inspection": {"audits": [{**found["inspection"]["audits"][0], "theta": 5e5}]}}
-    with pytest.raises(RopeError, match="belongs to a different model"):
-        apply(source, tmp_path / "out", record=other)
+    """Its ropes differ from those of the record; the weights are not opened. A record without audits passes."""
+    (own,) = found["inspection"]["audits"]
+    for change in ({"theta": 5e5}, {"head_dim": own["head_dim"] + 2}, {"pairs": own["pairs"] + 1}):
+        other = {**found, "inspection": {"audits": [{**own, **change}]}}
+        with pytest.raises(RopeError, match="belongs to a different model"):
+            apply(source, tmp_path / "out", record=other)
+        with pytest.raises(RopeError, match="belongs to a different model"):
+            serve_config(source, "vllm", records=[other])
     assert not (tmp_path / "out").exists()
+    assert serve_config(source, "vllm", records=[record_of()]).method == "yarn"
+
+
+ODD: list[dict[str, Any]] = [
+    *({"verdict": verdict} for verdict in ([], "extend", None, {"action": "extend", "method": None},
+                                           {"action": "extend", "method": "none such"},
+                                           {"action": "extend", "method": ["yarn"]})),
+    *({"verdict": of_tiny(length=length)["verdict"]} for length in (TINY, LONG + 1, -1, "x", [], 1e400)),
+    {"target": "far"}, {"target": float("inf")}, {"target": None}, {"trained_length": 0}, {"trained_length": "x"},
+    {"methods": [None]}, {"format": 2}, {"evidence": None},
+    {"evidence": record_of(costs={"yarn": (float("nan"), 0.1, 0.2)})["evidence"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ODD)
+def test_odd_records(change: dict[str, Any], tmp_path: Path) -> None:
+    """Refused in our words by both; a length outside of the extension is none."""
+    with pytest.raises(RopeError):
+        serve_config("tiny", "vllm", records=[of_tiny() | change])
+    with pytest.raises(RopeError):
+        apply("tiny", tmp_path / "x", record=of_tiny() | change)
 
 
 def test_what_is_no_choice(
     source: Path, found: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another file, and options that the record holds as well; test_engines.py has garbled records."""
+    """Another file, and options that the record holds as well."""
     (tmp_path / "found.json").write_text("[]")
     with pytest.raises(RopeError, match="content cannot be read"):
         apply(source, tmp_path / "out", record=tmp_path / "found.json")
     with pytest.raises(RopeError, match="contains the method and the lengths"):
         apply(source, tmp_path / "out", ApplySettings(target=TARGET), record=found)
     (tmp_path / "found.json").write_text(json.dumps(found))
-    assert run(source, "--from", tmp_path / "found.json", "--method", "yarn", "--out", tmp_path / "out") == 2
+    both = ("--from", tmp_path / "found.json", "--method", "yarn")
+    assert run_command("extend", "apply", source, *both, "--out", tmp_path / "out") == 2
     assert "--method" in capsys.readouterr().err
     with pytest.raises(RopeError, match="cannot be written"):
         apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], "method": "dca"}})

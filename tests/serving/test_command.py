@@ -113,7 +113,7 @@ def test_a_null_is_no_traceback(name: str, over: Any, tmp_path: Path) -> None:
         assert codes(started(command("vllm", written(tmp_path, name), over)))
 
 
-@pytest.mark.parametrize("method", ["yarn", "pi", "llama3"])
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if one.config and one.extends])
 @pytest.mark.parametrize("engine", START)
 @pytest.mark.parametrize("name", ["llama_2_7b", "qwen3_8b", "qwen3_5_9b"])
 def test_the_plans_of_serve_config_have_no_fault(name: str, engine: str, method: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ropewalk.checkpoints.opening import open_reader, quietly
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.serving import ApplySettings, apply, applying
+from ropewalk.serving.served import text_of
 from tests.checkpoints.random_models import folder_of
 from tests.checkpoints.test_transformers import ids_of, losses_of
 from tests.oracle import yarn
@@ -26,6 +27,7 @@ from tests.serving.material import (
     EXPORTABLE,
     INEXPRESSIBLE,
     LOW_THETA,
+    QWEN,
     TARGET,
     TRAINED,
     checkpoint,
@@ -64,7 +66,7 @@ OWN = {  # scalings that a model may have been trained with, to 16 tokens
 
 
 @pytest.mark.parametrize("rule", OWN)
-@pytest.mark.parametrize("method", ["plain", "pi", "yarn", "ntk"])
+@pytest.mark.parametrize("method", ["plain", "yarn"])
 def test_transformers_computes_the_same_on_a_scaling_that_belongs_to_the_model(
     rule: str, method: str, tmp_path: Path
 ) -> None:
@@ -86,12 +88,12 @@ def test_transformers_computes_the_same_on_a_scaling_that_belongs_to_the_model(
     [
         ("gemma3_text", "yarn", None), ("granite", "ntk", 96), ("gpt_neox", "pi", None), ("glm4", "yarn", None),
         ("cohere", "yarn", None), ("phi3", "yarn", 96), ("phi3", "ntk", None), ("qwen3", "yarn", None),
-        ("smollm3", "llama3", None),
+        ("smollm3", "llama3", None), ("qwen3_5_text", "yarn", None),
     ],
 )  # fmt: skip
 def test_families(family: str, method: str, length: int | None, tmp_path: Path) -> None:
-    """Partial rotation, blocks by layer type; a shorter length is stated, with the frequencies of the target."""
-    folder = folder_of(family, tmp_path / "source")
+    """Partial rotation, M-RoPE, blocks by type; a shorter length is stated, with the frequencies of the target."""
+    folder = folder_of(family, tmp_path / "source", **(QWEN if family == "qwen3_5_text" else {}))
     config = exported(folder, tmp_path / "out", method, target=128, length=length)
     assert config["max_position_embeddings"] == (length or 128)
     ids, reader = ids_of(120), open_reader(folder)
@@ -106,14 +108,9 @@ SMALL: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": False}
-QWEN: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"], "head_dim": 16, "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mtp_num_hidden_layers": 1,
-    "rope_parameters": {**MROPE, "partial_rotary_factor": 0.5, "mrope_interleaved": True},
-}  # fmt: skip
 TOWER = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
 WHOLE: dict[str, dict[str, Any]] = {
-    "qwen3_5": {"text_config": {**SMALL, **QWEN}, "vision_config": TOWER},
+    "qwen3_5": {"text_config": {**SMALL, **QWEN, "mtp_num_hidden_layers": 1}, "vision_config": TOWER},
     "qwen2_vl": {"text_config": {**SMALL, "rope_parameters": MROPE},
                  "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 32}},
     "gemma3": {"text_config": {**SMALL, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16},
@@ -143,6 +140,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def kept(before: dict[str, Any], after: dict[str, Any], *changed: str) -> bool:
+    """Whether every entry is as before, except those that may change."""
+    return all(after[key] == value for key, value in before.items() if key not in changed)
+
+
 @pytest.mark.parametrize("family", WHOLE)
 def test_nothing_is_lost(family: str, tmp_path: Path) -> None:
     """All files but the configs are there, byte for byte; the config has all keys; transformers' class rotates so."""
@@ -150,29 +152,19 @@ def test_nothing_is_lost(family: str, tmp_path: Path) -> None:
     before = contents(source)
     config = exported(source, tmp_path / "out", "yarn", target=256)
     after = contents(tmp_path / "out")
-    assert after.keys() - before.keys() == {applying.CARD}
-    changed = {"config.json", "tokenizer_config.json", applying.CARD}
-    assert {name: after[name] for name in before if name not in changed} == {
-        name: content for name, content in before.items() if name not in changed
-    }
     assert contents(source) == before
+    assert after.keys() - before.keys() == {applying.CARD}
+    assert kept(before, after, "config.json", "tokenizer_config.json")
     assert json.loads(after["tokenizer_config.json"]) == {"model_max_length": 256, "eos_token": "<s>"}
-    own, text = json.loads(before["config.json"]), config
-    assert own.keys() <= config.keys()
-    assert config["architectures"] == own["architectures"]
-    if "text_config" in own:
-        assert {key: config[key] for key in own if key != "text_config"} == {
-            key: value for key, value in own.items() if key != "text_config"
-        }
-        own, text = own["text_config"], config["text_config"]
-    rope = {"rope_parameters", "max_position_embeddings"}
-    assert {key: text[key] for key in own.keys() - rope} == {key: own[key] for key in own.keys() - rope}
+    own, rope = json.loads(before["config.json"]), ("rope_parameters", "max_position_embeddings")
+    text, text_before = text_of(config), text_of(own)
+    assert kept(own, config, "text_config", *rope)
+    assert kept(text_before, text, *rope)
     block = text["rope_parameters"].get("full_attention", text["rope_parameters"])
-    stated = own["rope_parameters"].get("full_attention", own["rope_parameters"])
+    stated = text_before["rope_parameters"].get("full_attention", text_before["rope_parameters"])
     assert block == stated | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     model = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out")
-    text_model = getattr(model.model, "language_model", model.model)
-    found = text_model.rotary_emb
+    found = getattr(model.model, "language_model", model.model).rotary_emb
     width = int(text["head_dim"] * block.get("partial_rotary_factor", 1.0))
     name = "full_attention_" if "full_attention" in text["rope_parameters"] else ""
     inv_freq = getattr(found, f"{name}inv_freq").double().numpy()
@@ -221,22 +213,17 @@ def test_plain_undoes_an_extension(tmp_path: Path) -> None:
     assert contents(tmp_path / "same")["config.json"] == contents(tmp_path / "longer")["config.json"]
 
 
-def test_two_rules_that_follow_the_length_are_refused(tmp_path: Path) -> None:
-    """No block holds dynamic NTK on top of the model's own scaling."""
-    own = {"rope_type": "yarn", "rope_theta": 1e4, "finetuned": True, **OWN["yarn"]}
-    source = checkpoint(tmp_path / "source", rope_parameters=own)
-    with pytest.raises(RopeError, match="gives different ropes"):
-        exported(source, tmp_path / "out", "dynamic")
-
-
-@pytest.mark.parametrize(("length", "rule"), [(TRAINED, "longrope"), (4, "yarn")])
-def test_a_stated_length_says_whether_the_scaling_belongs_to_the_model(length: int, rule: str, tmp_path: Path) -> None:
-    """Without one it is not guessed."""
-    source = checkpoint(tmp_path / "source", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **OWN["yarn"]})
+def test_a_scaling_of_the_model(tmp_path: Path) -> None:
+    """Without a length it is not guessed whether it belongs to the model; no block holds dynamic NTK on top of it."""
+    block = {"rope_type": "yarn", "rope_theta": 1e4, **OWN["yarn"]}
+    source = checkpoint(tmp_path / "source", rope_parameters=block)
     with pytest.raises(RopeError, match="unknown whether the model was trained with the scaling"):
         exported(source, tmp_path / "out", "yarn")
-    config = exported(source, tmp_path / "out", "yarn", trained_length=length)
-    assert config["rope_parameters"]["rope_type"] == rule
+    with pytest.raises(RopeError, match="gives different ropes"):
+        exported(source, tmp_path / "out", "dynamic", trained_length=TRAINED)
+    for length, rule in ((TRAINED, "longrope"), (4, "yarn")):
+        config = exported(source, tmp_path / rule, "yarn", trained_length=length)
+        assert config["rope_parameters"]["rope_type"] == rule
 
 
 @pytest.mark.parametrize(
@@ -286,16 +273,3 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     for place in (source, source / "config.json"):
         with pytest.raises(RopeError, match=r"is the model itself|must be a folder"):
             exported(source, place, "yarn", overwrite=True)
-
-
-def test_a_failure_on_the_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while files are written: neither the folder nor its temporary one stays."""
-    source = checkpoint(tmp_path / "source")
-
-    def stop(*_: object) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(applying, "card", stop)
-    with pytest.raises(KeyboardInterrupt):
-        exported(source, tmp_path / "out", "pi")
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]

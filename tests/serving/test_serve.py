@@ -14,50 +14,16 @@ import transformers
 from safetensors.torch import save_file
 
 from ropewalk import RopeConfig
-from ropewalk.atomic_io import finite
-from ropewalk.audit.audit import audit
-from ropewalk.checkpoints.load import load
-from ropewalk.cli.app import main
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.engines import CONVERTER, DEVIATIONS, ENGINES
-from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.serve import serve_config
+from tests.checkpoints.random_models import folder_of
+from tests.cli.doctor_runs import run_command
 from tests.models.material import gguf_of
-from tests.serving.material import LOW_THETA, REACH, TARGET, TRAINED, checkpoint, extended, token_ids
-from tests.serving.records import record_of
-
-FREQUENCIES = [name for name, method in METHODS.items() if method.config is not None and method.extends]
-
-
-def override(step: str, flag: str) -> dict[str, Any]:
-    """The JSON that a command passes to a flag, as a shell reads it."""
-    words = shlex.split(step)
-    return dict(json.loads(words[words.index(flag) + 1]))
-
-
-@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("method", [name for name in FREQUENCIES if name != "dynamic"])
-def test_overrides_are_the_method(engine: str, method: str, tmp_path: Path) -> None:
-    """Put over the source's config by transformers, as both engines do, they are the method's rope and its length."""
-    source = checkpoint(tmp_path / "a model", **LOW_THETA.get(method, {}))
-    found = serve_config(source, engine, method=method, target=TARGET)
-    assert len(found.steps) == 1
-    flags = {
-        "vllm": ("--hf-overrides", "--max-model-len"),
-        "sglang": ("--json-model-override-args", "--context-length"),
-    }
-    words = shlex.split(found.steps[0])
-    config = transformers.AutoConfig.from_pretrained(source)
-    config.update(override(found.steps[0], flags[engine][0]))
-    wanted = METHODS[method].rope(load(source).config.ropes[0], REACH)
-    assert same_rope(RopeConfig.from_hf(config.to_dict()), wanted, [TRAINED, TRAINED + 1, TARGET])
-    length = int(words[words.index(flags[engine][1]) + 1])
-    factor = config.rope_parameters.get("factor", 1.0) if method == "pi" else 1.0
-    assert length == config.max_position_embeddings * factor
+from tests.serving.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 
 
 def test_the_script_for_transformers_is_run(tmp_path: Path) -> None:
@@ -135,25 +101,13 @@ def test_a_scaled_config_for_sglang(tmp_path: Path) -> None:
         assert ("override" in " ".join(found.steps)) != written
 
 
-def gemma3(folder: Path) -> Path:
-    """The config of a small Gemma 3, whose full and windowed layers differ in theta."""
-    folder.mkdir()
-    transformers.Gemma3TextConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, head_dim=8, vocab_size=64,
-        max_position_embeddings=TRAINED, sliding_window=8, layer_types=["sliding_attention", "full_attention"],
-    ).save_pretrained(folder)  # fmt: skip
-    return folder
-
-
 def test_ropes_that_no_flag_says(tmp_path: Path) -> None:
-    """Layers that share a block with windowed ones and branches are refused; llama.cpp's converter writes two ropes."""
-    steps = serve_config(gemma3(tmp_path / "gemma"), "ollama", method="yarn", target=TARGET).steps
+    """Branches are refused; llama.cpp's converter writes two ropes."""
+    folder_of("gemma3_text", tmp_path / "gemma")
+    steps = serve_config(tmp_path / "gemma", "ollama", method="yarn", target=TARGET).steps
     assert [shlex.split(step)[1] for step in steps] == ["extend", "convert_hf_to_gguf.py", "create"]
     with pytest.raises(RopeError, match="longrope's divisors only for Phi-3"):
         serve_config(tmp_path / "gemma", "ollama", method="resonance", target=TARGET)
-    transformers.Gemma2Config(max_position_embeddings=8192, sliding_window=4096).save_pretrained(tmp_path / "gemma2")
-    with pytest.raises(RopeError, match="layers with a window keep theirs"):
-        serve_config(tmp_path / "gemma2", "vllm", method="yarn", target=32768)
     transformers.DeepseekV4Config(num_hidden_layers=2, max_position_embeddings=64).save_pretrained(tmp_path / "v4")
     with pytest.raises(RopeError, match="branches of its layers"):
         serve_config(tmp_path / "v4", "vllm", method="yarn", target=256)
@@ -178,39 +132,6 @@ def test_caveats_have_a_source_and_concern_the_printed_command(tmp_path: Path) -
         assert "--rope-scaling" not in found
         assert not told(source, engine)
     assert "One list of divisors" not in told(source, "vllm", method="resonance", target=TARGET)  # both are equal
-
-
-def test_a_cost_of_a_record() -> None:
-    found = Recorded.read(record_of(costs={"yarn": (0.15, 0.1, 0.2)})).costs["yarn"]
-    assert (found.factor, found.within, found.within_interval) == (4.0, 0.15, (0.1, 0.2))
-    assert "+0.150 [+0.100, +0.200] nats per token" in found.sentence
-    with pytest.raises(RopeError, match="lacks something"):
-        Recorded.read(record_of(costs={"yarn": (float("nan"), 0.1, 0.2)}))
-
-
-def test_records_choose_the_method_and_give_the_cost_by_factor(tmp_path: Path) -> None:
-    """The first record's method and target; a cost for each record."""
-    source = checkpoint(tmp_path / "source")
-    cost = {"yarn": (0.1, 0.0, 0.2)}
-    one, two = record_of(costs=cost), record_of(costs=cost, target=32)
-    found = serve_config(source, "vllm", records=[two, one])
-    assert (found.method, found.length, [cost.factor for cost in found.costs]) == ("yarn", 32, [2.0, 4.0])
-    assert json.loads(json.dumps(found.to_json()))["costs"][0]["factor"] == 2.0
-    with pytest.raises(RopeError, match="does not recommend"):
-        serve_config(source, "vllm", records=[record_of(action="cut", method=None)])
-    engines = {"action": "extend", "headline": "Extend with ntk.", "method": "ntk", "length": None, "next": None}
-    two = record_of(method="dca", engine="python", beside=engines)
-    assert serve_config(source, "vllm", records=[two]).method == "ntk"
-
-
-def test_a_record_of_another_model_is_refused(tmp_path: Path) -> None:
-    """Its audit has another theta or width; the model's own audit, or none in an old record, passes."""
-    source = checkpoint(tmp_path / "source")
-    own = finite(audit(RopeConfig.from_hf(source), target=64))
-    assert serve_config(source, "vllm", records=[record_of(audits=[own])]).method == "yarn"
-    for change in ({"theta": 2 * own["theta"]}, {"head_dim": own["head_dim"] + 2}, {"pairs": own["pairs"] + 1}):
-        with pytest.raises(RopeError, match="belongs to a different model"):
-            serve_config(source, "vllm", records=[record_of(audits=[{**own, **change}])])
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -240,9 +161,7 @@ def test_a_file_for_an_engine_that_loads_folders(
     found = serve_config("a folder/x.gguf", engine, method="yarn", target=TARGET, length=48)
     words = shlex.split(found.steps[0])
     assert words[:4] == ["ropewalk", "extend", "apply", "a folder/x.gguf"]
-    with pytest.raises(SystemExit) as ended:
-        main(words[1:])
-    assert ended.value.code in (0, None), capsys.readouterr().err
+    assert run_command(*words[1:]) == 0, capsys.readouterr().err
     written = json.loads((tmp_path / "longer" / "config.json").read_text())
     assert written["rope_parameters"] == found.block
     assert written["max_position_embeddings"] == found.length == 48

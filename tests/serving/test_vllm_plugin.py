@@ -85,8 +85,7 @@ def test_in_the_real_vllm(tmp_path: Path) -> None:
     plugin = pytest.importorskip("engines.plugin", reason="the source distribution has no benchmarks/")
     if not plugin.PYTHON.is_file():
         pytest.skip("no build/engines/vllm: make engines ENGINES=vllm")
-    folder = plugin.config_of("llama", "yarn", tmp_path / "model")
-    requests = [{"folder": folder, "fault": fault} for fault in (False, True)]
+    requests = [{"config": plugin.config_of("llama", "yarn"), "fault": fault} for fault in (False, True)]
     (_, right), (_, wrong) = plugin.answers(requests, tmp_path)
     line = "ropewalk: LlamaForCausalLM: the rotary layers agree with the config in float64."
     assert right["lines"] == [["info", line]]

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from ropewalk.cli.options import MODEL, path, tokens
-from ropewalk.serving.settings import ApplySettings
 
 
 def apply(
@@ -34,13 +33,13 @@ def apply(
 
     The folder appears when it is complete. No weights are opened; those of a .gguf file are copied block by block.
     """
+    from ropewalk import serving
     from ropewalk.progress import shown as display
     from ropewalk.rope.hugging_face import text_part
-    from ropewalk.serving import apply as run
 
-    settings = ApplySettings(target=target, trained_length=trained_length, method=method, length=length)
+    settings = serving.ApplySettings(target=target, trained_length=trained_length, method=method, length=length)
     with display("extend", lines=True) as progress:
-        done = run(model, out, settings, record=record, overwrite=overwrite, progress=progress)
+        done = serving.apply(model, out, settings, record=record, overwrite=overwrite, progress=progress)
     config = text_part(done.config)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if done.folder.suffix == ".gguf":

@@ -33,7 +33,7 @@ from ropewalk.methods import METHODS, Reach, default_methods, required_trained_l
 from ropewalk.precision import chosen_dtype, fast_bfloat16
 from ropewalk.progress import Progress, shown
 from ropewalk.serving.engines import ENGINES
-from ropewalk.serving.plan import ServingPlan, serving_plan
+from ropewalk.serving.plan import ServeConfig, serving_plan
 from ropewalk.serving.served import Served
 from ropewalk.statistics import counted
 from ropewalk.tokenizer import TextTokenizer
@@ -385,7 +385,7 @@ def _engines(opened: Opened, plan: Plan) -> dict[str, tuple[str, ...]]:
     except RopeError:  # ropewalk's own folders
         return dict.fromkeys(plan.positions, ())
     plans = {name: [serving_plan(source, engine, name, reach) for engine in ENGINES] for name in plan.positions}
-    return {name: tuple(one.engine for one in of if isinstance(one, ServingPlan)) for name, of in plans.items()}
+    return {name: tuple(one.engine for one in of if isinstance(one, ServeConfig)) for name, of in plans.items()}
 
 
 def _is_built_in(source: Checkpoint) -> bool:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.serving.applying import apply
+    from ropewalk.serving.applying import ApplySettings, apply
     from ropewalk.serving.serve import serve_config
-    from ropewalk.serving.settings import ApplySettings
 
 __all__ = ["ApplySettings", "apply", "serve_config"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,40 @@ from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
-from ropewalk.methods import Reach, method_named
+from ropewalk.methods import method_named
 from ropewalk.progress import Progress, SilentProgress
-from ropewalk.rope.values import TRAINED_KEY
-from ropewalk.serving.engines import READERS_OF_CONFIGS, Case, applied, flat_block
-from ropewalk.serving.plan import Refused, ServingPlan, gguf_keys, serving_plan
+from ropewalk.rope.values import TRAINED_KEY, check_whole
+from ropewalk.serving.engines import TABLE, applied, flat_block
+from ropewalk.serving.plan import ServeConfig, gguf_keys
 from ropewalk.serving.recorded import Recorded
-from ropewalk.serving.serve import check_model, cure_of
-from ropewalk.serving.served import Served, parts_of, text_of
-from ropewalk.serving.settings import ApplySettings, check_length
+from ropewalk.serving.serve import check_model, required_plan
+from ropewalk.serving.served import Served, text_of
 from ropewalk.shell import shell_command
 
-CHOSEN = ("method", "target", "length", "trained_length")
-"""The settings that a record contains."""
 CARD = "ropewalk.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplySettings:
+    """Settings of `serving.apply`: one method, and the lengths in tokens.
+
+    - `target`: sets the frequencies. `length`: to state in the config; the frequencies are always those of the target.
+
+    **Raises:** `RopeError` for settings that conflict.
+
+    >>> ApplySettings(method="ntk", target=32768).length is None
+    True
+    """
+
+    method: str | None = None
+    target: int | None = None
+    length: int | None = None
+    trained_length: int | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("extend", target=self.target, trained_length=self.trained_length, length=self.length)
+        if self.method is not None:
+            method_named(self.method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,91 +97,76 @@ def apply(
     1024
     """
     choice, chosen = None if record is None else Recorded.read(record), settings or ApplySettings()
-    chosen = chosen if choice is None else _over(choice, chosen)
+    chosen = chosen if choice is None else _of_record(choice, chosen)
     place, method = as_path(out, "extend"), chosen.method or "yarn"
-    source = Served.open(model, chosen.trained_length)
+    source, is_file = Served.open(model, chosen.trained_length), place.suffix == ".gguf"
     if choice is not None:
         check_model(source, choice)
-    extends = method_named(method).extends
-    reach = Reach(source.trained, (chosen.target or 4 * source.trained) if extends else source.trained)
-    check_length(chosen.length, method, reach)
-    is_file = place.suffix == ".gguf"
     _check_out(source, place, is_file=is_file, overwrite=overwrite)
-    engine = "ollama" if is_file else "transformers"
-    planned = serving_plan(source, engine, method, reach, chosen.length)
+    refusal, engine = f"extend: `{method}` cannot be written", "ollama" if is_file else "transformers"
     if method_named(method).crops:
-        planned = Refused(str(method_named(method).not_in_config), "Pass --method plain, or let the client crop.")
-    if isinstance(planned, Refused):
         raise RopeError(
-            f"extend: `{method}` cannot be written: {planned.reason}.",
-            facts={"model": source.name, **planned.facts},
-            cure=planned.cure or cure_of(source, engine, method, reach, chosen.length),
+            f"{refusal}: {method_named(method).not_in_config}.",
+            facts={"model": source.name},
+            cure="Pass --method plain, or let the client crop.",
         )
+    planned = required_plan(refusal, source, engine, method, chosen.target, chosen.length)
     if is_file:
         return _write_file(planned, place, progress or SilentProgress())
     if place.suffix == ".json":
         path = find(source.given, weights=False)
         written = read_json(path / "config.json" if path.is_dir() else path)
-        write_json(place, _with_keys(planned, written) if planned.changed else written)
+        write_json(place, with_keys(source, planned.keys, written) if planned.changed else written)
         return Exported(folder=place, config=written)
     with whole_folder(place, _names(place)) as staging:
         _write_files(source, place, staging)
         written = _write_config(planned, staging)
-        (staging / CARD).write_text(card(place.name, method, written), encoding="utf-8")
+        (staging / CARD).write_text(_card(place.name, planned, written), encoding="utf-8")
     return Exported(folder=place, config=written)
 
 
-def _over(record: Recorded, settings: ApplySettings) -> ApplySettings:
-    """Return the settings with the record's method and lengths; raise `RopeError` if they contain one of these."""
-    given = {f"--{name.replace('_', '-')}": getattr(settings, name) for name in CHOSEN}
-    given = {option: value for option, value in given.items() if value is not None}
+def _of_record(record: Recorded, settings: ApplySettings) -> ApplySettings:
+    """Return the record's method and lengths; raise `RopeError` if the settings contain one of these."""
+    given = {f"--{name.replace('_', '-')}": value for name, value in vars(settings).items() if value is not None}
     if given:
         raise RopeError(
             "extend: --from and these options are mutually exclusive; the record contains the method and the lengths.",
             facts=given,
             cure="Leave out these options, or --from.",
         )
-    lengths = {name: getattr(record, name) for name in CHOSEN if name != "method"}
-    return dataclasses.replace(settings, method=record.recommended("extend"), **lengths)
+    return ApplySettings(
+        method=record.recommended("extend"),
+        target=record.target,
+        length=record.length,
+        trained_length=record.trained_length,
+    )
 
 
 def _check_out(source: Served, place: Path, *, is_file: bool, overwrite: bool) -> None:
     """Raise `RopeError` for an output that is the model itself, of a different kind, or not from an export."""
-    facts: dict[str, object] = {"model": source.name, "out": str(place)}
-    if is_file and source.arch is None:
-        raise RopeError(
-            "extend: a .gguf file is written only as a copy of a .gguf file with other keys of the rope.",
-            facts=facts,
-            cure="Convert the folder first, with llama.cpp: "
-            + shell_command("python", "convert_hf_to_gguf.py", source.folder, "--outfile", place),
-        )
-    if place.exists() and place.resolve() in (source.folder.resolve(), find(source.given, weights=False).resolve()):
-        raise RopeError("extend: --out is the model itself.", facts=facts, cure="Pass a different path.")
-    if place.suffix == ".json" and (source.arch is not None or place.exists()):
-        raise RopeError(
-            "extend: --out must be a folder, or a new file for the config of a folder.",
-            facts=facts,
-            cure="Pass a new path.",
-        )
-    if place.is_dir() if is_file else place.is_file():
-        raise RopeError(
-            f"extend: --out must be a {'file' if is_file else 'folder'}.", facts=facts, cure="Pass a new path."
-        )
-    names = _names(place)
-    if not overwrite and (names or (is_file and place.exists())):
-        raise RopeError(
-            "extend: the output exists already.",
-            facts={**facts, "files": sorted(names)[:8]},
-            cure="Pass a new path, or --overwrite to replace an earlier export.",
-        )
+    names, files, cure = _names(place), list[str](), "Pass a new path."
     own = {CARD, "config.json", *(() if source.arch else (path.name for path in source.folder.iterdir()))}
     foreign = sorted(names - own) if source.arch is None else []
-    if foreign or ((names or place.is_file()) and not may_replace(place if is_file else place / CARD)):
-        raise RopeError(
-            "extend: the output contains files that are not from an export of this model; they would be deleted.",
-            facts={**facts, "files": foreign[:8] or sorted(names)[:8]},
-            cure="Pass a new path.",
-        )
+    if is_file and source.arch is None:
+        problem = "a .gguf file is written only as a copy of a .gguf file with other keys of the rope"
+        convert = shell_command("python", "convert_hf_to_gguf.py", source.folder, "--outfile", place)
+        cure = f"Convert the folder first, with llama.cpp: {convert}"
+    elif place.exists() and place.resolve() in (source.folder.resolve(), find(source.given, weights=False).resolve()):
+        problem, cure = "--out is the model itself", "Pass a different path."
+    elif place.suffix == ".json" and (source.arch is not None or place.exists()):
+        problem = "--out must be a folder, or a new file for the config of a folder"
+    elif place.is_dir() if is_file else place.is_file():
+        problem = f"--out must be a {'file' if is_file else 'folder'}"
+    elif not overwrite and (names or (is_file and place.exists())):
+        problem, files = "the output exists already", sorted(names)
+        cure = "Pass a new path, or --overwrite to replace an earlier export."
+    elif foreign or ((names or place.is_file()) and not may_replace(place if is_file else place / CARD)):
+        problem = "the output contains files that are not from an export of this model; they would be deleted"
+        files = foreign or sorted(names)
+    else:
+        return
+    shown = {"files": files[:8]} if files else {}
+    raise RopeError(f"extend: {problem}.", facts={"model": source.name, "out": str(place), **shown}, cure=cure)
 
 
 def _names(place: Path) -> frozenset[str]:
@@ -170,7 +174,7 @@ def _names(place: Path) -> frozenset[str]:
     return frozenset(path.name for path in place.iterdir()) if place.is_dir() else frozenset()
 
 
-def _write_file(planned: ServingPlan, place: Path, progress: Progress) -> Exported:
+def _write_file(planned: ServeConfig, place: Path, progress: Progress) -> Exported:
     """Copy a .gguf file with the rope of a plan, its weights block by block."""
     source, arch = planned.source, planned.source.arch
     keys = gguf_keys(source, planned.method, planned.reach, planned.length)
@@ -208,14 +212,14 @@ def _write_files(source: Served, place: Path, staging: Path) -> None:
         shutil.copyfile(path, staging / "config.json")
 
 
-def _write_config(planned: ServingPlan, folder: Path) -> dict[str, Any]:
+def _write_config(planned: ServeConfig, folder: Path) -> dict[str, Any]:
     """Put the rope and the length of a plan into the config.json of a folder, and the length into its tokenizer's."""
     content, path = read_json(folder / "config.json"), folder / "tokenizer_config.json"
     changed = planned.changed or planned.source.arch is not None
     if changed:
-        _with_keys(planned, content)
-    elif "rope_parameters" in (part := text_of(content)):  # else the keys are former ones
-        _replace_former_keys(part, planned.source.model_type)
+        with_keys(planned.source, planned.keys, content)
+    elif not _is_former(content):
+        _replace_former_keys(text_of(content), planned.source.model_type)
     if content != read_json(folder / "config.json"):
         write_json(folder / "config.json", content)
     if changed:
@@ -225,12 +229,17 @@ def _write_config(planned: ServingPlan, folder: Path) -> dict[str, Any]:
     return content
 
 
-def _with_keys(planned: ServingPlan, content: dict[str, Any]) -> dict[str, Any]:
-    """Put the rope and the length of a plan into the content of a config.json, and return it."""
-    part, source = text_of(content), planned.source
-    part |= {**planned.keys, **source.lengths(planned.keys["max_position_embeddings"])}
+def with_keys(source: Served, keys: Mapping[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """Put the keys of the rope and the length into the content of the model's config.json, and return it."""
+    part = text_of(content)
+    part |= {**keys, **source.lengths(keys["max_position_embeddings"])}
     _replace_former_keys(part, source.model_type)
     return content
+
+
+def _is_former(content: dict[str, Any]) -> bool:
+    """Return whether the rope of a config.json has only the keys of transformers 4."""
+    return "rope_parameters" not in text_of(content)
 
 
 def _replace_former_keys(part: dict[str, Any], model_type: str) -> None:
@@ -254,46 +263,44 @@ def _replace_former_keys(part: dict[str, Any], model_type: str) -> None:
     part |= {} if block["rope_type"] == "default" else {"rope_scaling": block}
 
 
-def card(model: str, method: str, config: Mapping[str, Any]) -> str:
-    """Return a note about an extension in Markdown, from the names of model and method and the written config."""
-    for part in parts_of(config):
-        config = config[part]
-    block, name = config["rope_parameters"], plain_text(model)
-    keys = {"rope_parameters": block, "max_position_embeddings": config["max_position_embeddings"]}
-    lines = [
-        f"# {name}",
-        "",
-        f"Made by `ropewalk extend`: {plain_text(method)}, in config.json. All other files are the model's own.",
-        "",
-        "```json",
-        json.dumps(keys, indent=2),
-        "```",
-        "",
-        "## Programs that load it",
-        "",
-        *_readers(config),
-        "",
-        "Nothing was measured. To measure it, run `ropewalk doctor`.",
-    ]
-    return "\n".join(lines) + "\n"
+def _card(name: str, planned: ServeConfig, written: dict[str, Any]) -> str:
+    """Return a note in Markdown about the folder of this name with a plan in its config.json."""
+    fields = {**planned.keys, **text_of(written)}
+    keys = {key: fields[key] for key in ("rope_parameters", "max_position_embeddings")}
+    readers = "\n".join(_readers(planned, _is_former(written)))
+    return f"""# {plain_text(name)}
+
+Made by `ropewalk extend`: {planned.method}, in config.json. All other files are the model's own.
+
+```json
+{json.dumps(keys, indent=2)}
+```
+
+## Programs that load it
+
+{readers}
+
+Nothing was measured. To measure it, run `ropewalk doctor`.
+"""
 
 
-def _readers(config: Mapping[str, Any]) -> list[str]:
-    """Return one line for each program that loads the folder, by the rule of `serve-config`."""
-    case = Case(block=config["rope_parameters"], model_type=str(config.get("model_type", "")), converted=True)
-    former = (
-        "version 4 does not"
-        if case.several and case.model_type != "olmo3"
-        else "version 4 `rope_scaling` and `rope_theta`; the folder has both"
-    )
-    lines = [f"- transformers 5 applies `rope_parameters`, {former}."]
-    for engine, title in READERS_OF_CONFIGS.items():
+def _readers(planned: ServeConfig, former: bool) -> Iterator[str]:
+    """Yield one line for each program that loads the folder; `former`: it has only the keys of transformers 4."""
+    case = planned.case(converted=True, spelling="rope_scaling" if former else "extend apply")
+    if former:
+        yield "- transformers applies `rope_scaling` and `rope_theta`."
+    elif case.several and case.model_type != "olmo3":
+        yield "- transformers 5 applies `rope_parameters`, version 4 does not."
+    else:
+        both = "version 4 `rope_scaling` and `rope_theta`; the folder has both"
+        yield f"- transformers 5 applies `rope_parameters`, {both}."
+    for engine in (name for name, one in TABLE.items() if not one.gguf and name != "transformers"):
         answer = applied(engine, case)
-        notes = [one.text for one in answer.caveats if one.effect == "differs" and one.before is None]
+        shown = (one for one in answer.caveats if one.effect == "differs" or one.code == "not run")
+        notes = [one.text for one in shown if one.before is None]
         lost = {"lost": f"not applied: {answer.reason}.", "unknown": f"{answer.reason}."}.get(answer.state)
         told = lost or " ".join(notes) or "the same frequencies and temperature."
-        lines.append(f"- {title}: {told} ({answer.checked})")
-    return lines
+        yield f"- {TABLE[engine].title}: {told} ({answer.checked})"
 
 
 def plain_text(text: str) -> str:

@@ -2,7 +2,7 @@
 
 `applied` is the one rule of `extend apply` and `serve-config`. Nothing is inferred by analogy: for the families that
 were run, what was measured decides (`ropewalk.serving.measured`), for others what was read in the sources, in the
-versions of `READ`. This module does not import torch.
+versions of `TABLE`. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,63 +15,53 @@ from typing import Any, Literal
 from ropewalk.families import FAMILIES
 from ropewalk.serving.measured import about, measured
 
-ENGINES = ("vllm", "sglang", "llama.cpp", "ollama", "mlx", "onnx", "transformers")
-"""The engines that are configured by a config or a .gguf file."""
-RUNNERS = (*ENGINES, "python")
-"""All ways to run a model: an engine, or a Python program, which can also apply methods in attention (`rw.attach`)."""
-READS_GGUF = ("llama.cpp", "ollama")
-"""The engines that load a .gguf file; the others load a Hugging Face folder."""
-ONLY_RUN = ("mlx", "onnx")
-"""The engines whose classes differ so much that only what was measured is known."""
 CONVERTER = "llama.cpp's converter"
 """convert_hf_to_gguf.py, which converts a Hugging Face folder to a .gguf file. `applied` treats it as an engine."""
-READERS_OF_CONFIGS = {"vllm": "vLLM", "sglang": "SGLang", "mlx": "mlx-lm", "onnx": "ONNX Runtime GenAI",
-                      CONVERTER: CONVERTER}  # fmt: skip
-"""The engines, with their titles, that a model card describes next to transformers."""
 MULTIPLIES_LENGTH = ("linear", "dynamic")
 """The rules for which vLLM and SGLang multiply `max_position_embeddings`, the trained length there, by the factor."""
 NOT_MULTIPLIED = "gemma3"
 """A part of the names of model types for which neither multiplies the length."""
-READ = {
-    "vllm": "0.33.0's rotary_embedding/__init__.py (`get_rope`)",
-    "sglang": "0.5.23's rotary_embedding/factory.py (`get_rope`)",
-    "llama.cpp": "src/llama-context.cpp and src/llama-model.cpp (`get_rope_factors`) in llama-cpp-python 0.3.36",
-    "transformers": "5.23's modeling_rope_utils.py (`ROPE_INIT_FUNCTIONS`)",
-    CONVERTER: "conversion/base.py (`TextModel.set_gguf_parameters`) in llama-cpp-python 0.3.36",
-}
-"""The version and the function of each engine that applies a block, unless a deviation concerns it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """The options of an engine's command that concern the rope, for `serve-config` and for `inspect --command`.
+class Engine:
+    """An engine, and the options of its command that concern the rope, for `serve-config` and `inspect --command`.
 
+    - `title`: its name in text. `gguf`: whether it loads a .gguf file; the others load a Hugging Face folder.
+    - `only_run`: whether its classes differ so much that only what was measured is known.
+    - `read`: the version and the function that applies a block, unless a deviation concerns it.
     - `program`: pattern of the word that starts the engine. `model`: the options of its path, besides a first word.
     - `length`: the options of the context's length. `over`: the option of the JSON that is put over the config.
-    - `keys`: further options, with the key of a .gguf file's metadata that each replaces, or "".
+    - `others`: further options, each with a value.
     - `longer`: the variable of the environment that permits more than the config's length.
     - `starts`: the words with which `serve-config` starts it, up to the model.
-    - `source`: the files and the version that were read.
+    - `source`: the files and the version of which the options were read.
     """
 
-    program: str
-    starts: tuple[str, ...]
-    model: tuple[str, ...]
+    title: str
+    gguf: bool = False
+    only_run: bool = False
+    read: str = ""
+    program: str = ""
+    starts: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
     length: tuple[str, ...] = ()
     over: str = ""
-    keys: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
     longer: str = ""
-    source: str
+    source: str = ""
 
     @property
     def valued(self) -> set[str]:
         """Return the options that are looked at; each has a value."""
-        return {*self.model, *self.length, *self.keys} | ({self.over} if self.over else set())
+        return {*self.model, *self.length, *self.others} | ({self.over} if self.over else set())
 
 
-_SCALE = "rope.scaling."
-FLAGS = {
-    "vllm": Flags(
+_GGUF = "src/llama-context.cpp and src/llama-model.cpp (`get_rope_factors`) in llama-cpp-python 0.3.36"
+TABLE = {
+    "vllm": Engine(
+        title="vLLM",
+        read="0.33.0's rotary_embedding/__init__.py (`get_rope`)",
         program=r"(.*/)?vllm|vllm\.entrypoints\..*|vllm/vllm-\S+",
         starts=("vllm", "serve"),
         model=("--model",),
@@ -80,7 +70,9 @@ FLAGS = {
         longer="VLLM_ALLOW_LONG_MAX_MODEL_LEN",
         source="vLLM 0.32.0's config/model.py (`_apply_dict_overrides`, `_get_and_verify_max_len`)",
     ),
-    "sglang": Flags(
+    "sglang": Engine(
+        title="SGLang",
+        read="0.5.23's rotary_embedding/factory.py (`get_rope`)",
         program=r"(.*/)?sglang|sglang\.launch_server|lmsysorg/sglang\S*",
         starts=("python", "-m", "sglang.launch_server", "--model-path"),
         model=("--model-path", "--model"),
@@ -89,33 +81,52 @@ FLAGS = {
         longer="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
         source="SGLang 0.5.23's utils/hf_transformers/config.py (`get_config`) and common.py (`get_context_length`)",
     ),
-    "llama.cpp": Flags(
+    "llama.cpp": Engine(
+        title="llama.cpp",
+        gguf=True,
+        read=_GGUF,
         program=r"(.*[/\\])?llama-(server|cli|completion)(\.exe)?|\S*llama\.cpp:(server|full|light)\S*",
         starts=("llama-server", "-m"),
         model=("--model", "-m"),
         length=("--ctx-size", "-c"),
-        keys={
-            "--rope-scaling": f"{_SCALE}type", "--rope-scale": f"{_SCALE}factor", "--rope-freq-base": "rope.freq_base",
-            "--rope-freq-scale": f"{_SCALE}factor", "--yarn-orig-ctx": f"{_SCALE}original_context_length",
-            "--yarn-ext-factor": "", "--yarn-attn-factor": "", "--yarn-beta-slow": "", "--yarn-beta-fast": "",
-            "--override-kv": "", "--parallel": "", "-np": "",
-        },
+        others=(
+            "--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx",
+            "--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast", "--override-kv",
+            "--parallel", "-np",
+        ),
         source="llama.cpp's common/arg.cpp, src/llama-context.cpp and server-context.cpp in xllamacpp 2026.10.11549",
     ),
-    "mlx": Flags(
+    "ollama": Engine(title="Ollama", gguf=True, read=_GGUF),
+    "mlx": Engine(
+        title="mlx-lm",
+        only_run=True,
         program=r"(.*/)?mlx_lm(\.(server|generate|chat))?",
         starts=("mlx_lm.server", "--model"),
         model=("--model",),
         source="mlx-lm 0.32.2's server.py, generate.py and each model's `ModelArgs`",
     ),
+    "onnx": Engine(title="ONNX Runtime GenAI", only_run=True),
+    "transformers": Engine(
+        title="transformers", read="5.23's modeling_rope_utils.py (`ROPE_INIT_FUNCTIONS`)"
+    ),
+    CONVERTER: Engine(
+        title=CONVERTER, read="conversion/base.py (`TextModel.set_gguf_parameters`) in llama-cpp-python 0.3.36"
+    ),
 }  # fmt: skip
-"""The options of each engine. mlx-lm has none for the rope: it reads only the config."""
+"""The engines, and the converter of one. mlx-lm has no option for the rope: it reads only the config."""
+ENGINES = tuple(name for name in TABLE if name != CONVERTER)
+"""The engines that are configured by a config or a .gguf file."""
+RUNNERS = (*ENGINES, "python")
+"""All ways to run a model: an engine, or a Python program, which can also apply methods in attention (`rw.attach`)."""
+FLAGS = {name: one for name, one in TABLE.items() if one.program}
+"""The engines whose commands are read."""
 ROPE_FLAGS = {
-    name: flags.over or ", ".join(key for key in flags.keys if key.startswith(("--rope", "--yarn-orig")))
-    for name, flags in FLAGS.items()
-    if name != "mlx"
+    name: one.over or ", ".join(flag for flag in one.others if flag.startswith(("--rope", "--yarn-orig")))
+    for name, one in FLAGS.items()
+    if one.over or one.others
 }
 """The flags of each engine that replace the model's own rope, in words."""
+_ONLY_RUN = tuple(name for name, one in TABLE.items() if one.only_run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,10 +245,6 @@ class Deviation:
     def holds(self, case: Case) -> bool:
         return (not self.rules or any(one["rope_type"] in self.rules for one in case.blocks)) and self.when(case)
 
-    def concerns(self, engine: str, case: Case) -> bool:
-        own = engine in self.engines and (not self.model_types or case.model_type in self.model_types)
-        return own and self.holds(case)
-
     @property
     def evidence(self) -> str:
         """Return how it is known, in words."""
@@ -272,7 +279,7 @@ _RUN = ("vllm", "mlx", "onnx")
 # fmt: off
 _SHOWN: tuple[tuple[Literal["lost", "differs", "note"], tuple[str, ...], str, str], ...] = (
     ("lost", _RUN, "not loaded", "it does not load a model of this family with this block"),
-    ("lost", ONLY_RUN, "unscaled", "its class of this family drops the scaling"),
+    ("lost", _ONLY_RUN, "unscaled", "its class of this family drops the scaling"),
     ("lost", ("mlx",), "theta", "its class of this family does not read `rope_parameters`, and its own theta applies"),
     ("lost", ("mlx",), "partial", "its class of this family rotates every feature of a head"),
     ("differs", _RUN, "untruncated", "The ends of yarn's ramp are not rounded."),
@@ -399,10 +406,10 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "its builder divides by zero under a yarn block without `beta_fast` and `beta_slow`",
         "0.18.0's builders/base.py, line 673", code="not loaded", read=False, rules=("yarn",)),
     *(Deviation(effect, engines, text, code=code, read=False) for effect, engines, code, text in _SHOWN),
-    Deviation("unknown", ONLY_RUN,
+    Deviation("unknown", _ONLY_RUN,
         "no run shows whether its class of this family applies this rule", code="not run", read=False,
         when=lambda case: case.scaled or case.extends),
-    Deviation("note", ONLY_RUN, "It was not run with this family.", code="not run", read=False),
+    Deviation("note", _ONLY_RUN, "It was not run with this family.", code="not run", read=False),
     Deviation("differs", ("mlx",),
         "`attention_factor` in a yarn block is ignored: 0.1 ln(factor) + 1 applies.",
         "mlx-lm's models/rope_utils.py (`initialize_rope`)", versions="0.32.2", code="attention_factor",
@@ -522,7 +529,7 @@ def flat_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return full if alike and "rope_type" in full else None
 
 
-def applied(engine: str | None, case: Case) -> Answer:
+def applied(engine: str, case: Case) -> Answer:
     """Return whether an engine applies a rope as measured, with a difference, or not, and how that is known.
 
     For the newest version that was run or read, with notes about older ones.
@@ -533,22 +540,22 @@ def applied(engine: str | None, case: Case) -> Answer:
     >>> applied("sglang", Case(block={"rope_type": "yarn", "factor": 4.0}, model_type="gemma2")).reason
     'its class of this family takes only theta from the block'
     """
-    engine = engine or ""
-    engines = (engine, *((CONVERTER,) if case.converted and engine in READS_GGUF else ()))
+    engines = (engine, *((CONVERTER,) if case.converted and TABLE[engine].gguf else ()))
     outcomes = {row: measured(engine, case.model_type, row, case.spelling) for row in case.rows}
     codes = {code for outcome in outcomes.values() for code in outcome or ()}
     was_run = all(outcome is not None for row, outcome in outcomes.items() if row != "window")
-    codes |= {"not run"} if engine in ONLY_RUN and not was_run else set()
+    codes |= {"not run"} if TABLE[engine].only_run and not was_run else set()
     caveats = []
     for one in DEVIATIONS:
-        if one.code in codes and engine in one.engines and one.holds(case):
-            caveats.append(replace(one, measured=about(engine)) if one.code != "not run" else one)
-        elif (one.read and not (one.code and was_run)) and any(one.concerns(name, case) for name in engines):
-            caveats.append(one)
+        shown = one.code in codes and engine in one.engines
+        known = one.read and not (one.code and was_run) and bool({*engines} & {*one.engines})
+        known &= not one.model_types or case.model_type in one.model_types
+        if (shown or known) and one.holds(case):
+            caveats.append(replace(one, measured=about(engine)) if shown and one.code != "not run" else one)
     order = ("lost", "unknown", "differs", "note")
     caveats.sort(key=lambda one: (one.before is not None, order.index(one.effect)))
-    first = caveats[0] if caveats and caveats[0].before is None and caveats[0].effect != "note" else None
-    read = READ.get(CONVERTER if len(engines) > 1 else "llama.cpp" if engine == "ollama" else engine, "")
+    first = next((one for one in caveats if one.before is None and one.effect != "note"), None)
+    read = TABLE[engines[-1]].read
     checked = f"read in {read}" if read else "not run"
     if (was_run and len(engines) == 1) or (first is not None and first.measured):
         checked = f"measured in {about(engine)}"

@@ -106,9 +106,8 @@ def over_config(command: EngineCommand, opened: Checkpoint) -> Read:
         if key.endswith("_config") and isinstance(value, Mapping):
             value = {"rope_parameters" if one == "rope_scaling" else one: own for one, own in value.items()}
             if not isinstance(inner, dict):
-                findings.append(
-                    _without_effect(f"`{key}`: this config has no such part.", "Write its keys at the top.")
-                )
+                told = f"`{key}`: this config has no such part."
+                findings.append(_without_effect(told, "Write its keys at the top."))
             else:
                 _merge(inner, value) if engine == "vllm" else inner.update(value)
         elif parts and name in ("rope_parameters", *LENGTHS, *_LOST):
@@ -144,13 +143,11 @@ def _settle(engine: str, text: dict[str, Any], before: Any, *, renamed: bool) ->
     """
     block, findings, model_type = text.get("rope_parameters"), list[Finding](), str(text.get("model_type"))
     block = dict(block) if isinstance(block, Mapping) else {"rope_type": "default"}
-    if before and "rope_type" not in before and {"rope_type", "type", "factor"} & {*block}:
-        told = f"One block for a model with several ropes ({', '.join(before)}): its classes look up each by name."
-        text["rope_parameters"] = before
-        return {}, [fault("flat-block", told, "Write a block for each layer type.")]
     if before and "rope_type" not in before:
-        text["rope_parameters"] = block
-        return {}, []
+        flat = bool({"rope_type", "type", "factor"} & {*block})
+        text["rope_parameters"] = before if flat else block
+        told = f"One block for a model with several ropes ({', '.join(before)}): its classes look up each by name."
+        return {}, [fault("flat-block", told, "Write a block for each layer type.")] if flat else []
     rule = block["rope_type"] = str(block.get("rope_type", block.pop("type", "default")))
     theta = _THETAS.get(model_type, 1e4) if engine == "vllm" else 1e4
     lost = {key: before[key] for key in _LOST if key in before and key not in block}
@@ -188,10 +185,8 @@ def config_length(engine: str, config: Mapping[str, Any], *, longest: bool = Fal
     text = text_part(config) if config else {}
     block = text.get("rope_parameters") or text.get("rope_scaling") or {}
     stated = {key: text[key] for key in LENGTHS if isinstance(text.get(key), int)}
-    single = isinstance(next(iter(block.values()), 0), Mapping)
-    rules = [
-        (one.get("rope_type", one.get("type")), one.get("factor")) for one in (block.values() if single else [block])
-    ]
+    blocks = block.values() if isinstance(next(iter(block.values()), 0), Mapping) else [block]
+    rules = [(one.get("rope_type", one.get("type")), one.get("factor")) for one in blocks]
     if engine == "sglang":
         length = next((stated[key] for key in _ORDER if key in stated), None)
         states = "original_max_position_embeddings" in block or rules[0][0] in ("llama3", "yarn")  # which get one
@@ -298,9 +293,8 @@ def _override(command: EngineCommand, metadata: dict[str, Any], arch: str) -> li
             cure = f"Write {arch}.{key.partition('.')[2]}."
             findings.append(_without_effect(f"--override-kv {key}: the architecture of the file is {arch}.", cure))
         elif type(metadata.get(key, new)) is not type(new):
-            findings.append(
-                _without_effect(f"--override-kv {key}: {kind} is not the type of this key.", "Change TYPE.")
-            )
+            told = f"--override-kv {key}: {kind} is not the type of this key."
+            findings.append(_without_effect(told, "Change TYPE."))
         else:
             metadata[key] = new
     return findings
@@ -336,7 +330,5 @@ def _mixed(command: EngineCommand, rope: RopeConfig, mixed: float | None) -> Rop
     return dataclasses.replace(rope, scaling=scaling)
 
 
-READERS: dict[str, Callable[[EngineCommand, Checkpoint], Read]] = {
-    "vllm": over_config, "sglang": over_config, "llama.cpp": llama, "mlx": mlx
-}  # fmt: skip
+READERS = {"vllm": over_config, "sglang": over_config, "llama.cpp": llama, "mlx": mlx}
 """How each engine of `FLAGS` reads a model."""

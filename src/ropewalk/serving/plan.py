@@ -11,24 +11,17 @@ from typing import Any, NamedTuple
 
 from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
 from ropewalk.errors import RopeError
+from ropewalk.families import family_named
 from ropewalk.families.llama_cpp import ARCHITECTURES
 from ropewalk.methods import Reach, is_unsettled, method_named
-from ropewalk.serving.engines import (
-    FLAGS,
-    MULTIPLIES_LENGTH,
-    NOT_MULTIPLIED,
-    ONLY_RUN,
-    READS_GGUF,
-    Case,
-    Deviation,
-    applied,
-    blocks_of,
-)
-from ropewalk.serving.served import Served
+from ropewalk.records import document
+from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED, TABLE, Case, Deviation, applied, blocks_of
+from ropewalk.serving.recorded import Cost
+from ropewalk.serving.served import Served, spelling_of
 from ropewalk.shell import shell_command
 
-CONVERTED, LONGER = "model.gguf", "longer.gguf"
-_BUILDER = ("python", "-m", "onnxruntime_genai.models.builder")
+LONGER = "longer.gguf"
+_INTERNAL: Any = {"json": False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,61 +41,63 @@ class File(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServingPlan:
-    """How an engine serves a model under a method.
+class ServeConfig:
+    """How an engine serves a model under a method: the commands and files.
 
-    - `keys`: of the language model's config: `rope_parameters`, and the length in tokens.
-    - `length`: tokens of the context. `changed`: whether the rope differs from the checkpoint's own.
-    - `trained_length`: if it differs from the checkpoint's.
+    - `length`: tokens of its context. `block`: the `rope_parameters` to apply, or a block for each layer type of a
+      model with several ropes.
     - `steps`: shell commands, in order. `file`: a file to write first, or None.
-    - `caveats`: known faults of the engine. `checked`: the version and the function of the engine that were read.
+    - `note`: instructions for the client, or None.
+    - `caveats`: known deviations of the engine that concern these steps, first the one that matters most.
+    - `checked`: how that is known: the version that was run, or the version and the function that were read.
+    - `costs`: from the doctor's records.
+    - `source`: the model. `reach`: the lengths of the method. `keys`: those of the language model's config under it,
+      `rope_parameters` and the length. `changed`: whether the rope differs from the checkpoint's own.
     """
 
     engine: str
-    source: Served
+    model: str
     method: str
-    reach: Reach
-    keys: Mapping[str, Any]
     length: int
-    changed: bool
-    trained_length: int | None
+    block: Mapping[str, Any]
     steps: tuple[str, ...] = ()
     file: File | None = None
+    note: str | None = None
     caveats: tuple[Deviation, ...] = ()
     checked: str = ""
+    costs: tuple[Cost, ...] = ()
+    source: Served = dataclasses.field(metadata=_INTERNAL)
+    reach: Reach = dataclasses.field(metadata=_INTERNAL)
+    keys: Mapping[str, Any] = dataclasses.field(metadata=_INTERNAL)
+    changed: bool = dataclasses.field(metadata=_INTERNAL)
 
-    @property
-    def block(self) -> dict[str, Any]:
-        """Return `rope_parameters`: one block, or one for each layer type."""
-        return dict(self.keys["rope_parameters"])
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return document(self, kind="serve-config")
 
     def apply(self, source: str | Path, out: str) -> str:
         """Return the command that writes the model, from the checkpoint or from a file made of it."""
-        target = ["--target", str(self.reach.target)] if self.reach.extends else []
-        chosen = [*target, "--method", self.method]
-        chosen += ["--length", str(self.length)] if self.reach.extends and self.length != self.reach.target else []
-        chosen += [] if self.trained_length is None else ["--trained-length", str(self.trained_length)]
-        return shell_command("ropewalk", "extend", "apply", source, *chosen, "--out", out)
+        given, name = self.source.given_length, "plain" if method_named(self.method).crops else self.method
+        options = ["--target", str(self.reach.target)] if self.reach.extends else []
+        options += ["--method", name]
+        options += ["--length", str(self.length)] if self.reach.extends and self.length != self.reach.target else []
+        options += [] if given in (None, self.source.stated_length) else ["--trained-length", str(given)]
+        return shell_command("ropewalk", "extend", "apply", source, *options, "--out", out)
 
-    def with_steps(
-        self,
-        *steps: str,
-        file: File | None = None,
-        converted: bool = False,
-        override: bool = False,
-        spelling: str = "extend apply",
-    ) -> ServingPlan | Refused:
-        """Return the plan with its commands; refuse it if the engine does not apply the rope as measured."""
+    def case(self, **how: Any) -> Case:
+        """Return the rope for an engine; `how`: the fields of `Case` that say how it gets it."""
         source, own = self.source, self.source.is_scaled and not self.changed
-        case = Case(
-            block=self.block, model_type=source.model_type, arch=source.gguf_arch or "", converted=converted,
-            extends=self.changed, scaled=own or method_named(self.method).extends, length=self.length,
-            interleaved=source.rope.interleaved, override=override, spelling=spelling,
-            windowed=any(window is not None for window in source.own.sliding_windows),
+        return Case(
+            block=self.block, model_type=source.model_type, arch=source.gguf_arch or "", extends=self.changed,
+            scaled=own or method_named(self.method).extends, length=self.length, interleaved=source.rope.interleaved,
+            windowed=any(window is not None for window in source.own.sliding_windows), **how,
         )  # fmt: skip
-        answer = applied(self.engine, case)
+
+    def with_steps(self, *steps: str, file: File | None = None, **how: Any) -> ServeConfig | Refused:
+        """Return the plan with its commands; refuse it if the engine does not apply the rope as measured."""
+        answer = applied(self.engine, self.case(**how))
         if answer.state == "unknown":
-            tried = self.apply(Path(source.given), "longer")
+            tried = self.apply(Path(self.source.given), "longer")
             cure = f"Leave out --method, or try it: {tried}; ropewalk verify longer --engine {self.engine}"
             return Refused(str(answer.reason), cure)
         if answer.state == "lost":
@@ -111,23 +106,18 @@ class ServingPlan:
 
 
 def serving_plan(
-    source: Served,
-    engine: str,
-    method: str,
-    reach: Reach,
-    length: int | None = None,
-    trained_length: int | None = None,
-) -> ServingPlan | Refused:
+    source: Served, engine: str, method: str, reach: Reach, length: int | None = None
+) -> ServeConfig | Refused:
     """Return how an engine serves a model under a method, or why it does not run the method as measured.
 
     **Arguments:**
     - `engine`: one of `ropewalk.serving.engines.ENGINES`. `method`: its name; `crop` is served as `plain`.
-    - `length`: tokens of the context, if less than the target. `trained_length`: tokens, if it had to be given.
+    - `length`: tokens of the context, if less than the target.
 
     **Raises:** `RopeError` for an unknown method, and for a target that does not exceed the trained length.
     """
     record = method_named(method)
-    if source.in_file and engine not in READS_GGUF:
+    if source.in_file and not TABLE[engine].gguf:
         folder = source.as_folder
         if isinstance(folder, RopeError):
             return Refused(folder.reason, folder.cure, folder.facts)
@@ -138,21 +128,31 @@ def serving_plan(
             "Pass --trained-length TOKENS, or leave out --method to serve it unchanged.",
             {"scaling": source.rope.scaling},
         )
-    if record.extends and source.branches and engine != "transformers":
+    family = family_named(source.model_type)
+    if record.extends and family is not None and family.block_of and engine != "transformers":
         return Refused(
             "the model's blocks are for branches of its layers, and engines' support is unknown",
             f"Write a folder for transformers: ropewalk extend apply MODEL --method {method} --out DIR.",
             {"blocks": source.own.labels},
         )
-    chosen = "plain" if record.crops else method
-    keys = source.under(chosen, reach, length)
+    keys = source.under("plain" if record.crops else method, reach, length)
     if isinstance(keys, str):
         return Refused(keys)
-    changed = record.extends or (chosen == "plain" and source.is_scaled)
     context = (length or reach.target) if record.extends else keys["max_position_embeddings"]
-    bare = ServingPlan(engine=engine, source=source, method=chosen, reach=reach, keys=keys, length=context,
-                       changed=changed, trained_length=trained_length)  # fmt: skip
-    return _for_files(bare) if engine in READS_GGUF else _for_folders(bare)
+    last = f"Send only the last {context:,} tokens of a longer text: the client crops it."
+    bare = ServeConfig(
+        engine=engine,
+        model=source.given,
+        method=method,
+        length=context,
+        block=keys["rope_parameters"],
+        note=last if record.crops else None,
+        source=source,
+        reach=reach,
+        keys=keys,
+        changed=record.extends or (not record.keeps_own and source.is_scaled),
+    )
+    return _for_files(bare) if TABLE[engine].gguf else _for_folders(bare)
 
 
 def gguf_keys(source: Served, method: str, reach: Reach, length: int | None = None) -> GGUFRope | str:
@@ -163,40 +163,39 @@ def gguf_keys(source: Served, method: str, reach: Reach, length: int | None = No
     return gguf_rope(rope, source.gguf_arch, method, reach, length=length)
 
 
-def _for_folders(bare: ServingPlan) -> ServingPlan | Refused:
+def _for_folders(bare: ServeConfig) -> ServeConfig | Refused:
     """Return the plan of an engine that loads Hugging Face folders."""
     source, engine, (name, revision) = bare.source, bare.engine, bare.source.repository
-    writes = source.arch is not None or (bare.changed and (engine in ONLY_RUN or _would_survive(bare)))
+    spelling, row = spelling_of(source.stated), TABLE[bare.engine]
+    writes = source.arch is not None or (bare.changed and (row.only_run or _would_survive(bare)))
     # neither has an option for the revision, and most classes of mlx-lm read no theta from `rope_parameters`
-    writes |= engine in ONLY_RUN and (bool(revision) or (engine == "mlx" and source.spelling == "rope_parameters"))
-    steps = [bare.apply(Path(source.given), "longer")] if writes else []
-    name, revision = ("longer", "") if writes else (name, revision)
-    override = bare.changed and not writes
-    done: dict[str, Any] = {
-        "override": override,
-        "spelling": "extend apply" if bare.changed or writes else source.spelling,
-    }
+    writes |= row.only_run and (bool(revision) or (engine == "mlx" and spelling == "rope_parameters"))
+    steps, override = list[str](), bare.changed and not writes
+    if writes:
+        steps, name, revision = [bare.apply(Path(source.given), "longer")], "longer", ""
+    done: dict[str, Any] = {"override": override}
+    done |= {} if bare.changed or writes else {"spelling": spelling}
     if engine == "transformers":
         return bare.with_steps(*steps, file=File("serve.py", _script(bare, name, revision, override)), **done)
     if engine == "onnx":
         place = ("-m", name) if source.on_hub and not writes else ("-i", Path(name))
-        build = shell_command(*_BUILDER, *place, "-o", "model-onnx", "-p", "fp32", "-e", "cpu")
-        return bare.with_steps(*steps, build, **done)
-    flags, key = FLAGS[engine], "rope_scaling" if engine == "sglang" and not source.own.nested else "rope_parameters"
-    chosen = [flags.length[0], str(bare.length)] if flags.length else []
+        build = ("python", "-m", "onnxruntime_genai.models.builder", *place, "-o", "model-onnx")
+        return bare.with_steps(*steps, shell_command(*build, "-p", "fp32", "-e", "cpu"), **done)
+    chosen = [row.length[0], str(bare.length)] if row.length else []
     chosen += ["--revision", revision] if revision else []
     # vLLM prefers Mistral's params.json, which has no override (0.32.0's transformers_utils/config.py, line 826)
     chosen += ["--config-format", "hf"] if engine == "vllm" and (source.folder / "params.json").is_file() else []
-    chosen += [flags.over, json.dumps(_override(bare, key))] if override else []
-    return bare.with_steps(*steps, shell_command(*flags.starts, Path(name), *chosen), **done)
+    chosen += [row.over, json.dumps(_override(bare))] if override else []
+    return bare.with_steps(*steps, shell_command(*row.starts, Path(name), *chosen), **done)
 
 
-def _would_survive(bare: ServingPlan) -> bool:
+def _would_survive(bare: ServeConfig) -> bool:
     """Return whether an engine that merges an override into the config's block would keep other keys of it."""
     source = bare.source
     if bare.engine == "sglang":  # Qwen3-Next's class also takes theta from outside of the block
         return bool(source.parts) or source.rope.scaling is not None or source.model_type == "qwen3_next"
-    return bare.engine == "vllm" and bool(source.parts) and not _covers(bare.block, source.block)
+    old = source.stated.get("rope_parameters") or source.stated.get("rope_scaling") or {}
+    return bare.engine == "vllm" and bool(source.parts) and not _covers(bare.block, old)
 
 
 def _covers(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
@@ -206,10 +205,11 @@ def _covers(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     )
 
 
-def _override(bare: ServingPlan, key: str) -> dict[str, Any]:
+def _override(bare: ServeConfig) -> dict[str, Any]:
     """Return the keys to override in the config: the whole block with theta, because it replaces the config's."""
     source, rule = bare.source, blocks_of(bare.block)[0]["rope_type"]
-    keys: dict[str, Any] = {key: bare.block}
+    former = bare.engine == "sglang" and not source.own.nested
+    keys: dict[str, Any] = {"rope_scaling" if former else "rope_parameters": bare.block}
     # vLLM's tables of the other layers have as many rows (0.32.0's models/modernbert.py, line 104)
     if rule not in MULTIPLIES_LENGTH or NOT_MULTIPLIED in source.model_type or source.own.nested:
         keys |= source.lengths(bare.keys["max_position_embeddings"])
@@ -218,7 +218,7 @@ def _override(bare: ServingPlan, key: str) -> dict[str, Any]:
     return keys
 
 
-def _script(bare: ServingPlan, name: str, revision: str, override: bool) -> str:
+def _script(bare: ServeConfig, name: str, revision: str, override: bool) -> str:
     """Return a script for transformers that changes the config before it builds the model."""
     kind = "AutoModelForMultimodalLM" if bare.source.parts else "AutoModelForCausalLM"
     place = repr(name) + (f", revision={revision!r}" if revision else "")
@@ -234,7 +234,7 @@ def _script(bare: ServingPlan, name: str, revision: str, override: bool) -> str:
     )
 
 
-def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
+def _for_files(bare: ServeConfig) -> ServeConfig | Refused:
     """Return the plan of an engine that loads a .gguf file: flags where they suffice, else a copy with other keys."""
     source, steps, file = bare.source, list[str](), Path(bare.source.name)
     flags = _llama_flags(bare) if bare.changed and bare.engine == "llama.cpp" else None
@@ -242,7 +242,7 @@ def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
     if isinstance(copied, str) and (source.copied or source.arch is not None):
         return Refused(copied, facts={"architecture": source.gguf_arch})
     if source.arch is None:
-        folder, file = source.folder, Path(CONVERTED)
+        folder, file = source.folder, Path("model.gguf")
         if source.on_hub:
             folder, (name, revision) = Path("model"), source.repository
             chosen = ["--revision", revision] if revision else []
@@ -255,8 +255,8 @@ def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
         steps, file = [*steps, bare.apply(Path(source.given) if source.arch else file, LONGER)], Path(LONGER)
     converted = source.arch is None and (not bare.changed or isinstance(copied, str))
     if bare.engine == "llama.cpp":
-        start = FLAGS["llama.cpp"]
-        serve = shell_command(*start.starts, file, start.length[0], str(bare.length), *(flags or ()))
+        row = TABLE["llama.cpp"]
+        serve = shell_command(*row.starts, file, row.length[0], str(bare.length), *(flags or ()))
         return bare.with_steps(*steps, serve, converted=converted)
     place = str(file) if file.is_absolute() else f"./{file}"
     if not place.isprintable() or place != place.rstrip():
@@ -269,7 +269,7 @@ def _for_files(bare: ServingPlan) -> ServingPlan | Refused:
 _IN_FLAGS = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"}
 
 
-def _llama_flags(bare: ServingPlan) -> list[str] | None:
+def _llama_flags(bare: ServeConfig) -> list[str] | None:
     """Return llama-server's flags for a file without scaling; None if only keys of the file can express the rope."""
     source, ropes = bare.source, set(method_named(bare.method).positions(bare.source.own, bare.reach).present_ropes)
     row = ARCHITECTURES.get(source.gguf_arch or "")

@@ -48,21 +48,18 @@ class Cost:
 class Recorded:
     """The parts of a doctor's record that are needed to apply its answer. Lengths are in tokens.
 
-    - `model`: its name. `audits`: of its ropes.
-    - `action`, `headline`, `method`, `length`, `next`: of the verdict; if it has two, of that for engines.
-    - `in_python`: the headline of the verdict for Python, if there are two.
+    - `action`, `method`, `length`: of the verdict; if it has two, of that for engines. `facts`: its headlines.
+    - `instead`: what to do if it does not recommend to extend. `audits`: of the model's ropes.
     - `costs`: of each method that was measured.
     """
 
-    model: str
     trained_length: int
     target: int
     action: str
-    headline: str
     method: str | None
     length: int | None
-    next: str | None
-    in_python: str | None
+    facts: Mapping[str, str]
+    instead: str
     audits: tuple[Mapping[str, Any], ...]
     costs: Mapping[str, Cost]
 
@@ -75,18 +72,19 @@ class Recorded:
 
     @classmethod
     def _of(cls, content: Mapping[str, Any]) -> Recorded:
-        verdict, in_python = content["verdict"], None
+        verdict, in_python = content["verdict"], dict[str, str]()
         if verdict.get("engine") == "python" and verdict.get("beside") is not None:
-            in_python, verdict = str(verdict["headline"]), verdict["beside"]  # the answer for engines
+            in_python, verdict = {"in Python": str(verdict["headline"])}, verdict["beside"]  # the answer for engines
         trained, target = int(content["trained_length"]), int(content["target"])
-        length = None if verdict["length"] is None else int(verdict["length"])
+        method, length, further = verdict["method"], verdict["length"], verdict["next"]
+        length = None if length is None else int(length)
         if not (1 <= trained <= target and (length is None or trained < length <= target)):
             raise malformed(content, f"lengths {trained}, {target}, {length}")
-        if not (verdict["method"] is None or isinstance(verdict["method"], str)):
+        if not isinstance(method, str | None):
             raise malformed(content, "the method")
-        costs = {}
+        costs, standings = {}, content["evidence"]["standings"]
         for name, form in content["methods"].items():
-            cost = content["evidence"]["standings"][form["same_as"] or name]["cost"]
+            cost = standings[form["same_as"] or name]["cost"]
             if cost is not None:
                 value, ends = float(cost["value"]), (cost["low"], cost["high"])
                 interval = None if None in ends else (float(ends[0]), float(ends[1]))
@@ -94,33 +92,24 @@ class Recorded:
                     raise malformed(content, f"the cost of {name}")
                 costs[name] = Cost(method=name, factor=target / trained, target=target, within=value,
                                    within_interval=interval)  # fmt: skip
+        action = str(verdict["action"])
+        otherwise = "To extend it anyway, leave out --from and pass --method and --target."
         return cls(
-            model=str(content["name"]),
             trained_length=trained,
             target=target,
-            action=str(verdict["action"]),
-            headline=str(verdict["headline"]),
-            method=verdict["method"],
+            action=action,
+            method=method,
             length=length,
-            next=verdict["next"],
-            in_python=in_python,
+            facts={"action": action, "verdict": str(verdict["headline"]), **in_python},
+            instead=_INSTEAD.get(action) or (f"Measure more: {further}" if further else otherwise),
             audits=tuple(content["inspection"].get("audits") or [content["inspection"]["audit"]]),
             costs=costs,
         )
 
     def recommended(self, command: str) -> str:
         """Return the recommended method; raise `RopeError` if the answer is not to extend. `command`: for the error."""
-        if self.action != "extend" or self.method is None:
-            engines = " for engines" if self.in_python else ""
-            raise RopeError(
-                f"{command}: the doctor does not recommend extending this model{engines}.",
-                facts={"action": self.action, "verdict": self.headline}
-                | ({"in Python": self.in_python} if self.in_python else {}),
-                cure=_INSTEAD.get(self.action)
-                or (
-                    f"Measure more: {self.next}"
-                    if self.next
-                    else "To extend it anyway, leave out --from and pass --method and --target."
-                ),
-            )
-        return self.method
+        if self.action == "extend" and self.method is not None:
+            return self.method
+        engines = " for engines" if "in Python" in self.facts else ""
+        reason = f"{command}: the doctor does not recommend extending this model{engines}."
+        raise RopeError(reason, facts=self.facts, cure=self.instead)

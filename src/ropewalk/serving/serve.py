@@ -15,44 +15,12 @@ from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named, why_no_effect
-from ropewalk.records import document
 from ropewalk.rope.values import check_factor, check_whole
-from ropewalk.serving.engines import ENGINES, RUNNERS, Deviation
-from ropewalk.serving.plan import File, Refused, ServingPlan, gguf_keys, serving_plan
-from ropewalk.serving.recorded import Cost, Recorded
+from ropewalk.serving.engines import ENGINES, RUNNERS
+from ropewalk.serving.plan import ServeConfig, gguf_keys, serving_plan
+from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.served import Served
-from ropewalk.serving.settings import check_length
 from ropewalk.shell import shell_command
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeConfig:
-    """The commands and files to serve a model with an engine.
-
-    - `length`: tokens of its context. `block`: the `rope_parameters` to apply, or a block for each layer type of a
-      model with several ropes.
-    - `steps`: shell commands, in order. `file`: a file to write first, or None.
-    - `note`: instructions for the client, or None.
-    - `caveats`: known deviations of the engine that concern these steps, first the one that matters most.
-    - `checked`: how that is known: the version that was run, or the version and the function that were read.
-    - `costs`: from the doctor's records.
-    """
-
-    engine: str
-    model: str
-    method: str
-    length: int
-    block: Mapping[str, Any]
-    steps: tuple[str, ...]
-    file: File | None
-    note: str | None
-    caveats: tuple[Deviation, ...]
-    checked: str
-    costs: tuple[Cost, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as plain data."""
-        return document(self, kind="serve-config")
 
 
 def serve_config(
@@ -113,34 +81,40 @@ def serve_config(
             facts={"method": chosen, "target": target},
             cure="Pass a method, such as --method yarn, or leave out --target.",
         )
-    trained = source.trained
-    reach = Reach(trained, trained if not extends else target or 4 * trained)
-    check_length(length, chosen, reach)
-    stated = None if trained_length == source.stated_length else trained_length
-    planned = serving_plan(source, engine, chosen, reach, length, stated)
-    if isinstance(planned, Refused):
+    done = required_plan(f"serve-config: {engine} does not run `{chosen}`", source, engine, chosen, target, length)
+    costs = tuple(one.costs[chosen] for one in measured if chosen in one.costs)
+    return dataclasses.replace(done, model=str(model), costs=costs)
+
+
+def required_plan(
+    refusal: str, source: Served, engine: str, method: str, target: int | None, length: int | None
+) -> ServeConfig:
+    """Return the plan for a target, four times the trained length if None; raise `RopeError` with the refusal."""
+    extends = method_named(method).extends
+    reach = Reach(source.trained, (target or 4 * source.trained) if extends else source.trained)
+    if length is not None and not extends:
         raise RopeError(
-            f"serve-config: {engine} does not run `{chosen}`: {planned.reason}.",
-            facts={"model": source.name, **planned.facts},
-            cure=planned.cure or cure_of(source, engine, chosen, reach, length),
+            f"extend: `{method}` does not extend, so the length would be ignored.",
+            facts={"length": length},
+            cure="Omit it.",
         )
-    last = f"Send only the last {planned.length:,} tokens of a longer text: the client crops it."
-    return ServeConfig(
-        engine=engine,
-        model=str(model),
-        method=chosen,
-        length=planned.length,
-        block=planned.block,
-        steps=planned.steps,
-        file=planned.file,
-        note=last if method_named(chosen).crops else None,
-        caveats=planned.caveats,
-        checked=planned.checked,
-        costs=tuple(one.costs[chosen] for one in measured if chosen in one.costs),
+    if length is not None and not reach.trained < length <= reach.target:
+        raise RopeError(
+            "extend: the length must be above the trained length and at most the target.",
+            facts={"length": length, "trained length": reach.trained, "target": reach.target},
+            cure="Pass a length in between, or omit it for the target.",
+        )
+    planned = serving_plan(source, engine, method, reach, length)
+    if isinstance(planned, ServeConfig):
+        return planned
+    raise RopeError(
+        f"{refusal}: {planned.reason}.",
+        facts={"model": source.name, **planned.facts},
+        cure=planned.cure or _cure(source, engine, method, reach, length),
     )
 
 
-def cure_of(source: Served, engine: str, method: str, reach: Reach, length: int | None) -> str:
+def _cure(source: Served, engine: str, method: str, reach: Reach, length: int | None) -> str:
     """Return the first alternative to a refused method that works: another one, Python, or the unchanged model."""
     record, python = method_named(method), ""
     if not record.extends:
@@ -152,7 +126,7 @@ def cure_of(source: Served, engine: str, method: str, reach: Reach, length: int 
         if no_effect is None and loads and (family is None or family.module.looked_up is None):
             python = f"un it in Python: rw.attach(model, {method!r}, target={reach.target})."
     for other in dict.fromkeys((record.nearest, "yarn", "ntk")):
-        if method_named(other).extends and isinstance(serving_plan(source, engine, other, reach, length), ServingPlan):
+        if method_named(other).extends and isinstance(serving_plan(source, engine, other, reach, length), ServeConfig):
             return f"Pass --method {other}; or r{python}" if python else f"Pass --method {other}."
     return f"R{python}" if python else "Leave out --method, to serve the model unchanged."
 
@@ -188,14 +162,8 @@ def setting_command(
 ) -> str:
     """Return the shell command, or the lines of Python, that set a method.
 
-    **Arguments:**
-    - `engine`: one of `RUNNERS`. None: write a folder or file, for any engine.
-    - `model`: its path or name on the command line. `method`: its name. `target`: tokens.
-    - `trained_length`: tokens, if they had to be given.
-    - `record`: the doctor's file, which contains method and lengths, or None.
-    - `length`: the stated length in tokens, if less than the target.
-
-    **Raises:** `RopeError` for an unknown engine.
+    `engine`: one of `RUNNERS`, or None to write a folder or file for any. `record`: the doctor's file with method and
+    lengths. Lengths are in tokens: `trained_length`, if it had to be given; `length` to state, if below the target.
 
     >>> setting_command(None, "tiny", "yarn", target=1024)
     'ropewalk extend apply tiny --method yarn --target 1024 --out tiny-1024'
@@ -209,43 +177,40 @@ def setting_command(
     """
     if engine is not None and engine not in RUNNERS:
         raise RopeError("engine: unknown.", facts={"engine": engine}, cure=f"Choose from {', '.join(RUNNERS)}.")
-    place = Path(model)
+    place, extends = Path(model), method_named(method).extends
     name = str(place.absolute()) if place.exists() else str(model)
-    extends = method_named(method).extends
     if engine == "python":
         return _python(name, method, target if extends else None, trained_length)
     chosen = ["--method", method, *(["--target", str(target)] if extends else [])]
-    chosen += ["--length", str(length)] if extends and length is not None and length != target else []
+    chosen += ["--length", str(length)] if extends and length not in (None, target) else []
     chosen += [] if trained_length is None else ["--trained-length", str(trained_length)]
     chosen = chosen if record is None else ["--from", str(Path(record).absolute())]
-    if engine in (None, "transformers") and not method_named(method).crops:
-        is_file = False
-        if engine is None and place.suffix == ".gguf" and place.is_file():
-            source = Served.open(place, trained_length)
-            reach = Reach(source.trained, target if extends else source.trained)
-            is_file = isinstance(gguf_keys(source, method, reach), GGUFRope)
-        stem = place.absolute().name.removesuffix(".gguf")
-        stated = (length or target) if extends else method
-        written = f"{stem}-{stated}{'.gguf' if is_file else ''}"
-        return shell_command("ropewalk", "extend", "apply", Path(name), *chosen, "--out", Path(written))
-    return shell_command("ropewalk", "serve-config", Path(name), "--engine", engine or "transformers", *chosen)
+    if engine not in (None, "transformers") or method_named(method).crops:
+        return shell_command("ropewalk", "serve-config", Path(name), "--engine", engine or "transformers", *chosen)
+    ending = ""
+    if engine is None and place.suffix == ".gguf" and place.is_file():
+        source = Served.open(place, trained_length)
+        keys = gguf_keys(source, method, Reach(source.trained, target if extends else source.trained))
+        ending = ".gguf" if isinstance(keys, GGUFRope) else ""
+    written = f"{place.absolute().name.removesuffix('.gguf')}-{(length or target) if extends else method}{ending}"
+    return shell_command("ropewalk", "extend", "apply", Path(name), *chosen, "--out", Path(written))
 
 
 def _python(model: str, method: str, target: int | None, trained_length: int | None) -> str:
     """Return the lines of Python that load a model and apply a method to `model`."""
     path = None if is_hub_name(model) and not Path(model).exists() else find(model)
-    is_file = path is not None and path.is_file()
-    imports, applied = ["import ropewalk as rw"], target is not None or method == "plain"
-    place = repr(str(path or model))
+    place, imports = repr(str(path or model)), ["import ropewalk as rw"]
     if path is not None and not Path(model).exists():  # in the package: its folder differs between machines
         imports += ["from importlib.resources import files"]
         place = f'files("ropewalk") / "builtin" / {model!r}'
-    load = f"model = AutoModelForCausalLM.from_pretrained({place})"
-    if is_file:  # transformers ignores some of the file's keys
+    if path is not None and path.is_file():  # transformers ignores some of the file's keys
+        imports += ["from ropewalk.checkpoints.opening import load_gguf"]
         load = f"model, tokenizer = load_gguf({place})"
-    source = "ropewalk.checkpoints.opening import load_gguf" if is_file else "transformers import AutoModelForCausalLM"
-    imports += [f"from {source}"]
+    else:
+        imports += ["from transformers import AutoModelForCausalLM"]
+        load = f"model = AutoModelForCausalLM.from_pretrained({place})"
+    if target is None and method != "plain":
+        return "\n".join([*imports, load])
     settings = [] if target is None else [f"target={target}"]
     settings += [] if trained_length is None else [f"trained_length={trained_length}"]
-    call = f"rw.attach({', '.join(['model', repr(method), *settings])})"
-    return "\n".join([*imports, load, *([call] if applied else [])])
+    return "\n".join([*imports, load, f"rw.attach({', '.join(['model', repr(method), *settings])})"])

@@ -37,33 +37,27 @@ Source: vLLM 0.33.0's transformers_utils/model_arch_config_convertor.py (`derive
 class Served:
     """A checkpoint's ropes, without its weights.
 
-    - `rope`: the one with the longest reach. `own`: one entry for each type of layers.
-    - `fields`: of the language model's config, with an empty block for each rope. `block`: its own block. `parts`: the
-      keys of config.json that lead to these fields.
-    - `trained`: the trained length in tokens. `stated_length`: the checkpoint's own value, or None.
-    - `arch`: of a .gguf file; None for a folder. `model_type`: of the language model.
     - `given`: the model as passed. `name`: its name for an engine. `path`: its location; None for a loaded model.
-    - `spelling`: of the block; see `ropewalk.serving.engines.Case`.
-    - `branches`: whether blocks have the names of a layer's branches, not of layer types (DeepSeek-V4).
-    - `in_file`: whether `own` is what llama.cpp computes from a file. `given_length`: the trained length as passed.
+    - `own`: its ropes, one entry for each type of layers; of a .gguf file those of llama.cpp (`in_file`).
+    - `rope`: the one with the longest reach. `trained`: the trained length in tokens. `stated_length`: the checkpoint's
+      own value, or None. `given_length`: the trained length as passed, or None.
+    - `stated`: the fields of the language model's config. `fields`: the same, with an empty block for each rope.
+    - `parts`: the keys of config.json that lead to them. `arch`: of a .gguf file; None for a folder.
     """
 
     given: str
     name: str
-    rope: RopeConfig
     own: ModelRopes
-    fields: Mapping[str, Any]
-    block: Mapping[str, Any]
-    parts: tuple[str, ...]
+    rope: RopeConfig
     trained: int
     stated_length: int | None
-    arch: str | None
-    path: Path | None
-    model_type: str
-    spelling: str
-    branches: bool
+    given_length: int | None
+    stated: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    parts: tuple[str, ...]
+    path: Path | None = None
+    arch: str | None = None
     in_file: bool = False
-    given_length: int | None = None
 
     @classmethod
     def open(
@@ -79,9 +73,10 @@ class Served:
             )
         model = opened.path if opened.path is not None and Path(model).is_dir() else model  # a folder in it
         named = Path(model).exists() or is_hub_name(str(model))
-        ropes = None if opened.arch is None else opened.ropes
-        source = cls.of(opened.config, trained_length, ropes, given=str(model), path=opened.path, arch=opened.arch)
-        return source if named else dataclasses.replace(source, name=str(opened.path))
+        ropes = opened.ropes if opened.ropes.types or opened.arch else None  # None: ropewalk's own folders
+        source = cls.of(opened.config, trained_length, ropes, given=str(model))
+        name, arch = source.given if named else str(opened.path), opened.arch
+        return dataclasses.replace(source, name=name, path=opened.path, arch=arch, in_file=arch is not None)
 
     @classmethod
     def of(
@@ -89,14 +84,11 @@ class Served:
         content: Mapping[str, Any],
         trained_length: int | None,
         ropes: ModelRopes | None = None,
-        *,
         given: str = "model",
-        path: Path | None = None,
-        arch: str | None = None,
     ) -> Served:
-        """Return the checkpoint of a config.json, or of the config of a loaded model; `ropes`: of a .gguf file."""
+        """Return the checkpoint of a config.json, or of the config of a loaded model; `ropes`: if they are known."""
         whole = (ropes or ModelRopes.from_hf(content)).of_types()
-        stated, own = main_rope(whole.ropes), settled_by_length(whole, trained_length)
+        before, own = main_rope(whole.ropes), settled_by_length(whole, trained_length)
         rope = main_rope(own.ropes)
         if rope is None:
             raise RopeError(
@@ -111,45 +103,42 @@ class Served:
                 facts={"rope": rope},
                 cure="Pass --trained-length TOKENS.",
             )
-        fields = text_part(content)
-        model_type = str(fields.get("model_type", ""))
+        stated = text_part(content)
+        model_type = str(stated.get("model_type", ""))
         family = family_named(model_type)
-        fixed = family is not None and family.fixed
         # Phi-3's class requires the fraction in a new block, also if it is 1.0
         kept = {} if family is None or family.partial is None or family.mla else {"partial_rotary_factor": 1.0}
-        kept |= attention_keys(fields.get("rope_parameters") or {})
+        kept |= attention_keys(stated.get("rope_parameters") or {})
+        block = dict.fromkeys(map(str, own.labels), kept) if own.nested else kept
+        fields = {key: value for key, value in stated.items() if key != "rope_scaling"}
         return cls(
             given=given,
             name=given,
-            rope=rope,
             own=own,
-            fields={
-                **{key: value for key, value in fields.items() if key != "rope_scaling"},
-                "rope_parameters": None if fixed else dict.fromkeys(map(str, own.labels), kept) if own.nested else kept,
-            },
-            block=fields.get("rope_parameters") or fields.get("rope_scaling") or {},
+            rope=rope,
+            trained=trained,
+            stated_length=None if before is None or is_unsettled(before) else before.trained_length,
+            given_length=trained_length,
+            stated=stated,
+            fields={**fields, "rope_parameters": None if family is not None and family.fixed else block},
             # Qwen2-VL's published files are flat, but its class nests them
             parts=parts_of(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
-            trained=trained,
-            stated_length=None if stated is None or is_unsettled(stated) else stated.trained_length,
-            arch=arch,
-            path=path,
-            model_type=model_type,
-            spelling=spelling_of(fields),
-            branches=family is not None and bool(family.block_of),
-            in_file=ropes is not None,
-            given_length=trained_length,
         )
 
     @functools.cached_property
     def as_folder(self) -> Served | RopeError:
         """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
         try:
-            content = gguf_config(GGUFFile(self.path or self.name))
-            of = Served.of(content, self.given_length, given=self.given, path=self.path, arch=self.arch)
+            folder = Served.of(gguf_config(GGUFFile(self.path or self.name)), self.given_length, given=self.given)
         except RopeError as error:
             return error
-        return dataclasses.replace(of, name=self.name)
+        kept = {name: getattr(self, name) for name in ("name", "path", "arch", "stated_length")}
+        return dataclasses.replace(folder, **kept)
+
+    @property
+    def model_type(self) -> str:
+        """Return the type of the language model."""
+        return str(self.stated.get("model_type", ""))
 
     @property
     def is_scaled(self) -> bool:

@@ -56,13 +56,13 @@ def started(text: str, model: str | None = None) -> Started:
         raise RopeError("inspect: the command names no model.", facts={"command": text}, cure=cure)
     before = Checkpoint.open(given)
     found, length, faults = READERS[command.engine](command, before)
-    rope = main_rope(before.ropes.ropes)
-    trained = None if rope is None else rope.trained_length
+    own = main_rope(before.ropes.ropes)
+    trained = None if own is None else own.trained_length
     findings = [*_foreign(command), *faults, *_differences(command.engine, before, found)]
     length = None if {"stops", "unknown-option"} & {one.code for one in findings} else length
     line: tuple[str, ...] = ()
-    if trained is not None:
-        findings += [] if length is None else _lengths(found, length, trained)
+    if own is not None and trained is not None:
+        findings += [] if length is None else _lengths(found, length, trained, own.theta)
         try:
             line = _right(command, given, trained) if any(one.severity != "note" for one in findings) else ()
         except RopeError as error:
@@ -136,8 +136,9 @@ def _right(command: EngineCommand, model: str, trained: int) -> tuple[str, ...]:
 def _differences(engine: str, before: Checkpoint, found: Checkpoint) -> Iterator[Finding]:
     """Yield what the engine's classes do with the block that results."""
     text, rope = text_part(found.config), main_rope(found.ropes.ropes)
-    block = text.get("rope_parameters")
-    if found.arch or not block or rope is None or not all("rope_type" in one for one in _inner(block)):
+    block = text.get("rope_parameters") or {}
+    blocks = [block] if "rope_type" in block else [one for one in block.values() if isinstance(one, Mapping)]
+    if found.arch or not block or rope is None or not all("rope_type" in one for one in blocks):
         return
     changed = found.ropes != before.ropes
     case = Case(block=block, model_type=str(text.get("model_type", "")), extends=changed, override=changed,
@@ -153,12 +154,8 @@ def _differences(engine: str, before: Checkpoint, found: Checkpoint) -> Iterator
             yield fault("engine", one.text, f"It was {one.evidence}.", "warning" if one.before is None else "note")
 
 
-def _inner(block: Any) -> list[Any]:
-    return [block] if "rope_type" in block else [one for one in block.values() if isinstance(one, Mapping)]
-
-
-def _lengths(found: Checkpoint, length: float, trained: int) -> Iterator[Finding]:
-    """Yield a factor without a length, a length without a scaling, and a wrong original length."""
+def _lengths(found: Checkpoint, length: float, trained: int, theta: float) -> Iterator[Finding]:
+    """Yield a factor without a length, a length without a scaling or a new theta, and a wrong original length."""
     rope = main_rope(found.ropes.ropes)
     if rope is None or math.isinf(length):
         return
@@ -170,10 +167,9 @@ def _lengths(found: Checkpoint, length: float, trained: int) -> Iterator[Finding
         told = f"{serves}, no more than without the {scaling.rope_type} scaling, which {far}changes every text."
         yield fault("factor-without-length", told, "State the length too, or remove the scaling.", "warning")
     elif reach is not None and length > reach:
-        yield fault(
-            "beyond-scaling", f"{serves}, and the scaling reaches {reach:,}.", "Raise the factor, or serve less."
-        )
-    elif scaling is None and length > trained:
+        told = f"{serves}, and the scaling reaches {reach:,}."
+        yield fault("beyond-scaling", told, "Raise the factor, or serve less.")
+    elif scaling is None and length > trained and rope.theta == theta:
         told = f"{serves} with a rope that was trained to {trained:,}."
         yield fault("beyond-trained", told, "Scale the rope, or serve less.")
     original = None if scaling is None else scaling.original_length
