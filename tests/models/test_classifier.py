@@ -16,6 +16,8 @@ from ropewalk.tokenizer import TextTokenizer
 NAMES = [name for name in (*ENCODINGS, "rope") if name != "xpos"]
 DYNAMIC = rw.RopeConfig(8, interleaved=False, max_position_embeddings=4, scaling=rw.scaling.DynamicNTK(factor=2.0))
 SEQ = 13
+ROPE = rw.RopeConfig(8, interleaved=True, theta=500.0, rotary_dim=4)
+OF_LAYERS = {"rope": (ROPE, None), "sliding_window": (3, None), "attention_bias": True}
 
 
 def small(**changes) -> rw.models.TextClassifierConfig:
@@ -43,10 +45,10 @@ def wide(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-@pytest.mark.parametrize("name", [*NAMES, pytest.param(DYNAMIC, id="dynamic")])
-def test_padded_and_unpadded_batches_agree(name: Any, pooling: str) -> None:
+@pytest.mark.parametrize("changes", [*({"encoding": name} for name in (*NAMES, DYNAMIC)), OF_LAYERS], ids=str)
+def test_padded_and_unpadded_batches_agree(changes: dict[str, Any], pooling: str) -> None:
     """Texts of four lengths in one batch, padded on the right, the left and both sides: the logits of each alone."""
-    model = wide(classifier(encoding=name, pooling=pooling))
+    model = wide(classifier(pooling=pooling, **changes))
     texts = [torch.randint(0, 50, (length,)) for length in (SEQ, 9, 4, 1)]
     alone = torch.cat([model(text[None]) for text in texts])
     for before in (lambda free: 0, lambda free: free, lambda free: free // 2):
@@ -72,10 +74,10 @@ def test_without_positions_the_order_of_tokens_does_not_matter() -> None:
             assert (model(ids[:, order]) - model(ids)).abs().max() > 1e-4, name
 
 
-@pytest.mark.parametrize("encoding", ["t5", None, rw.RopeConfig(8, interleaved=True, theta=500.0, rotary_dim=4)])
-def test_saved_and_loaded_it_is_the_same(tmp_path: Path, encoding: object) -> None:
+@pytest.mark.parametrize("changes", [{"encoding": "t5"}, {"encoding": None}, {"encoding": ROPE}, OF_LAYERS], ids=str)
+def test_saved_and_loaded_it_is_the_same(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Config, logits and tokenizer; on the disk lie JSON and safetensors."""
-    model = wide(classifier(vocab_size=260, encoding=encoding, pooling="first", labels=["ja", "nein", "Ä / ö"]))
+    model = wide(classifier(vocab_size=260, pooling="first", labels=["ja", "nein", "Ä / ö"], **changes))
     model.tokenizer = TextTokenizer.bytes()
     rw.save(model, tmp_path / "model")
     again = rw.load(tmp_path / "model")
