@@ -16,7 +16,8 @@ from ropewalk.figures import style as styles
 from ropewalk.figures.inline import CARD, NIGHT
 from ropewalk.figures.material import CONFIGS, main_rope, opened
 from ropewalk.figures.pairs import _runs
-from ropewalk.figures.style import LOOKS, OTHER
+from ropewalk.figures.style import OTHER
+from ropewalk.methods import METHODS
 from tests.figures.drawn import check_units, lines
 
 pytest.importorskip("matplotlib")
@@ -159,7 +160,7 @@ def test_colours_stay_apart_on_dark_pages() -> None:
         x, y, z = np.cbrt(xyz(color) / [0.9505, 1.0, 1.089])
         return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
-    colors = {look.color for look in LOOKS.values()}
+    colors = {method.look.color for method in METHODS.values()}
 
     def closest(of: set[str]) -> float:
         return min(float(np.linalg.norm(lab(a) - lab(b))) for a in of for b in of if a < b)
@@ -168,4 +169,4 @@ def test_colours_stay_apart_on_dark_pages() -> None:
     assert len(night) == len({*colors, OTHER.color})
     assert closest(night - {NIGHT[OTHER.color]}) > max(20, closest(colors))
     assert min(map(contrast, night)) >= 4.5
-    assert contrast(NIGHT[LOOKS["plain"].color]) > 10
+    assert contrast(NIGHT[METHODS["plain"].look.color]) > 10

@@ -33,6 +33,7 @@ METHODS = ("pi", "ntk", "yarn", "llama3")
 NAMES = {
     "plain": "no scaling",
     "pi": "PI",
+    "linear": "PI",
     "ntk": "NTK",
     "yarn": "YaRN",
     "llama3": "Llama 3",
@@ -40,7 +41,6 @@ NAMES = {
     "abf": "ABF",
     "resonance": "Resonance",
 }
-OWN = {"linear": "pi"}  # our name of a rule in configs, if it differs
 _UNSEEN = "#f0a068"
 
 
@@ -146,7 +146,7 @@ def unseen_numbers(config: Any, target: int | None = None, *, rows: int = 256) -
     methods = ("plain", *METHODS)
     ropes = {name: method_named(name).rope(rope.unscaled(), Reach(trained, length)) for name in methods}
     if rope.scaling is not None:  # with its own parameters, whatever the target
-        ropes[OWN.get(rope.scaling.rope_type, rope.scaling.rope_type)] = rope
+        ropes[rope.scaling.rope_type] = rope
     positions = np.linspace(0, length - 1, rows)
     base = frequencies(rope.unscaled())
     by_method = {NAMES.get(name, name): frequencies(one, length) for name, one in ropes.items()}

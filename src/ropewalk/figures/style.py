@@ -30,13 +30,13 @@ WIDE, NARROW = (9.0, 4.3), (4.3, 3.1)
 MAP = "cividis"
 
 
-LOOKS = {name: method.look for name, method in METHODS.items()}
 OTHER = Look("#767676", "-", "o")
 
 
 def look_of(label: str) -> Look:
     """Return the look of the label's first method: "ntk = dynamic" is drawn as ntk."""
-    return LOOKS.get(label.partition(" ")[0], OTHER)
+    method = METHODS.get(label.partition(" ")[0])
+    return OTHER if method is None else method.look
 
 
 _STYLE: dict[Any, Any] = {
