@@ -58,8 +58,9 @@ def test_stored_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     exact, read = theirs.state_dict()["model.layers.0.mlp.up_proj.weight"], file.read("blk.0.ffn_up.weight")
     steps = {KINDS.F32: 0, KINDS.F16: 2**-11, KINDS.BF16: 2**-8, KINDS.Q8_0: 2**-7}
     assert (read - exact).abs().max() <= steps.get(kind, 2**-3) * exact.abs().max()
-    assert {p.dtype for p in load(path).parameters()} == {torch.float32}
-    assert {p.dtype for p in load(path, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+    if kind == KINDS.Q8_0:
+        for dtype in (torch.float32, torch.bfloat16):
+            assert {p.dtype for p in load(path, dtype).parameters()} == {dtype}
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,8 @@ def test_scalings(name: str, tmp_path: Path) -> None:
         ({"llama.rope.spiral": 0.5}, "unknown rope scaling"),
         ({"llama.context_length": "long"}, "context_length"),
         ({"split.count": 2}, "one part of a split GGUF"),
-        ({"llama.embedding_length": 1_526_726_688}, "same width"),
-        ({"llama.feed_forward_length": 1_000_000}, r"shape of a tensor differs.*ffn_up"),
+        ({"llama.embedding_length": 1_526_726_688}, "does not fit"),
+        ({"llama.feed_forward_length": 1_000_000}, r"shape of a tensor differs.*ffn_gate.*1000000"),
         ({"llama.attention.head_count": 0}, "head_count"),
         ({"llama.rope.freq_base": "ten"}, "freq_base"),
         ({"llama.rope.freq_base": 0.0}, "must be above 0"),
@@ -234,7 +235,7 @@ def test_architectures_and_tensors_that_are_refused(tmp_path: Path) -> None:
     theirs = make("llama")
     state = theirs.state_dict()
     path = tmp_path / "model.gguf"
-    with pytest.raises(RopeError, match=r"(?s)supports this architecture.*gemma"):
+    with pytest.raises(RopeError, match=r"(?s)not read from GGUF files.*gemma"):
         load(write_gguf(path, theirs.config, state, arch="gemma"))
     fewer = {name: tensor for name, tensor in state.items() if "layers.2.mlp.up" not in name}
     with pytest.raises(RopeError, match=r"(?s)missing or unknown.*missing_keys.*layers\.2\.mlp\.up_proj\.weight"):
@@ -242,7 +243,7 @@ def test_architectures_and_tensors_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match=r"(?s)unexpected_keys.*blk\.0\.ffn_gate_exps\.weight"):
         load(write_gguf(path, theirs.config, state, extra={"blk.0.ffn_gate_exps.weight": torch.zeros(2, 2)}))
     narrow = state | {"model.norm.weight": torch.zeros(31)}
-    with pytest.raises(RopeError, match=r"(?s)mismatched_keys.*model\.norm\.weight"):
+    with pytest.raises(RopeError, match=r"(?s)shape of a tensor differs.*output_norm.*\(31,\)"):
         load(write_gguf(path, theirs.config, narrow))
     path.write_bytes(b"not a model")
     with pytest.raises(RopeError, match=r"(?s)not a GGUF file.*model\.gguf"):

@@ -285,7 +285,7 @@ def _filled(
         facts |= {"tensors": len(stored), "num_hidden_layers": layers}
         raise RopeError("load: tensors are missing from the checkpoint.", facts=facts, cure=_CURE)
     try:
-        with torch.device("meta"), _WithoutValues():
+        with torch.device("meta"), WithoutValues():
             model: nn.Module = build()
     except RuntimeError as error:  # torch cannot count the numbers of damaged sizes
         facts["error"] = str(error).partition("\n")[0]
@@ -315,7 +315,7 @@ def _filled(
     return model.eval()
 
 
-class _WithoutValues(TorchFunctionMode):
+class WithoutValues(TorchFunctionMode):
     """A mode that skips random initialization, which has no effect on meta and makes torch import dynamo."""
 
     def __torch_function__(

@@ -16,7 +16,7 @@ from torch import nn
 
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE, half_split
-from ropewalk.checkpoints.gguf import foreign_config, foreign_tensors, gguf_tokenizer
+from ropewalk.checkpoints.gguf import gguf_config, gguf_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import check_weights, fast_dtype_or_warn, hugging_face_form
 from ropewalk.checkpoints.reader import Reader, text_tokenizer
@@ -172,9 +172,8 @@ def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32
     """
     with quietly():
         file = GGUFFile(source)
-        config = foreign_config(file)
-
-    model = _loaded(None, config, str(file.path), lambda: foreign_tensors(file, config, dtype), dtype=dtype)
+        config = gguf_config(file)
+    model = _loaded(None, config, str(file.path), lambda: gguf_tensors(file, config, dtype), dtype=dtype)
     return model.eval(), gguf_tokenizer(file)
 
 
@@ -259,8 +258,7 @@ def _loaded(
             facts={"checkpoint": where, **wrong},
             cure="Download it again, or correct its config.json."
             if tensors is None
-            else "Fetch the file again, or use the model's Hugging Face folder: "
-            f"transformers {kit.__version__} cannot map every tensor of a GGUF file.",
+            else "Fetch the file again, or use the model's Hugging Face folder.",
         )
     return model
 

@@ -145,7 +145,7 @@ class Served:
     def as_folder(self) -> Served | RopeError:
         """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
         try:
-            content = gguf_config(GGUFFile(self.path or self.name))
+            content = gguf_config(GGUFFile(self.path or self.name)).to_dict()
             of = Served.of(content, self.given_length, given=self.given, path=self.path, arch=self.arch)
         except RopeError as error:
             return error
