@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.checkpoints.load import load, read_config
+from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 
-READERS = [load, read_config, Checkpoint.open]
+READERS = [load, Checkpoint.open]
 
 
 def message_of(source: str | Path) -> str:

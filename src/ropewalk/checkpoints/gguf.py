@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
 from ropewalk.checkpoints.gguf_rope import SIZES, divisors_of, model_type_of, own_keys, rope_parameters
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
-from ropewalk.checkpoints.load import WithoutValues
+from ropewalk.checkpoints.load import WithoutValues, check_layers
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.rope.config import fraction_of
@@ -80,10 +80,8 @@ def gguf_config(file: GGUFFile) -> Any:
         if not is_number(value) or value <= 0 or not (key == epsilon or as_whole(value)):
             raise file.error("a number is missing from the metadata.", facts={f"{arch}.{key}": value})
     embedding = tensors.get("token_embd.weight")
-    if embedding is None or own["block_count"] > len(tensors):  # before a damaged number of layers is built
-        facts = {"tensors": len(tensors), "block_count": own["block_count"]}
-        raise file.error("tensors are missing from the checkpoint.", facts=facts)
-    vocab = embedding.shape[0]
+    check_layers(own["block_count"], 0 if embedding is None else len(tensors), str(file.path))
+    vocab = 0 if embedding is None else embedding.shape[0]
     rule = "load: transformers rejects the metadata of the GGUF file, or a value has the wrong type."
     with library_errors(rule, facts={"file": str(file.path)}, cure="Use the model's Hugging Face folder."):
         kind = kit.CONFIG_MAPPING[model_type_of(file)]
