@@ -219,7 +219,7 @@ def test_scalings(name: str, tmp_path: Path) -> None:
         ({"llama.attention.head_count": 0}, "head_count"),
         ({"llama.rope.freq_base": "ten"}, "freq_base"),
         ({"llama.rope.freq_base": 0.0}, "must be above 0"),
-        ({"llama.block_count": 2_000_000_000}, "block_count"),
+        ({"llama.block_count": 2_000_000_000}, "num_hidden_layers  2000000000"),
     ],
 )
 def test_metadata_that_is_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ _GZIP = b"\x1f\x8b"
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".txt.gz")
 
 
+class _EmptyText(RopeError):
+    """A text without words."""
+
+
 def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str]:
     """Return the name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby-Dick.
 
@@ -33,14 +37,6 @@ def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str
     if path is None:
         return DEFAULT_TEXT, _packaged(f"{DEFAULT_TEXT}.txt.gz")
     path = as_path(path, "read_text")
-    name, text = _contents(path, most)
-    if not text.strip():
-        raise RopeError("read_text: the text is empty.", facts={"file": str(path)}, cure="Pass a file with text.")
-    return name, text
-
-
-def _contents(path: Path, most: int) -> tuple[str, str]:
-    """Return the name and the contents of a text, which may be empty."""
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode) and path.parts[:2] != ("/", "dev"):  # /dev/stdin has a writer
             raise OSError(errno.EINVAL, "Is a named pipe")
@@ -59,6 +55,8 @@ def _contents(path: Path, most: int) -> tuple[str, str]:
         raise _not_utf8(path, f"{error.reason} at byte {error.start:,}") from error
     if "\0" in text:
         raise _not_utf8(path, "it contains zero bytes, as binary files and UTF-16 do")
+    if not text.strip():
+        raise _EmptyText("read_text: the text is empty.", facts={"file": str(path)}, cure="Pass a file with text.")
     return f"{path.name} (first {most / 1e6:.0f} MB)" if longer else path.name, text
 
 
@@ -156,9 +154,12 @@ def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tupl
 def _has_text(path: Path) -> bool:
     """Return whether a file of a folder is one of its texts; one with a text's ending is, unless it is empty."""
     try:
-        return bool(_contents(path, MOST_BYTES)[1].strip())
+        read_text(path)
+    except _EmptyText:
+        return False
     except RopeError:
         return path.name.endswith(_TEXT_ENDINGS)  # `read_text` names the fault to the caller
+    return True
 
 
 def _packaged(*path: str) -> str:
