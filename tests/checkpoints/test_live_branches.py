@@ -162,5 +162,5 @@ def test_as_prefixes_say_it(chunk):
     tops = reader.top_after(TEXT_TOP, lengths, count=5, seq_len=40, chunk=chunk)
     assert [len(top) for top in tops] == [5] * 4
     for length, top in zip(lengths, tops, strict=True):
-        prefix = Prefix(reader._at(40), new_cache(reader.model.config, 40), chunk=40)
+        prefix = Prefix(reader._at(40), new_cache(reader.model.config, 40))
         close(top, likeliest(read(prefix, TEXT_TOP[:length]), 5))

@@ -149,7 +149,10 @@ class LiveModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 `[tokens, vocab]`, from hidden states `[tokens, hidden]`."""
-        return _after(self._shell, hidden)
+        forward = type(self._shell).forward
+        out = forward(self._shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
+        logits: Tensor = out.logits[0].float()
+        return logits
 
     def target_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the nats of each target, float32 `[tokens]`, from hidden states `[tokens, hidden]`."""
@@ -201,21 +204,21 @@ class LiveModel:
             )
         cache, half = new_cache(self.model.config, CHECKED), CHECKED // 2
         allowed = (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most)
+        start, rest = self.hidden(ids[:, :half], cache, 0), ids[:, half:]
 
-        def difference(*parts: Tensor) -> float:
-            logits = self.logits(torch.cat(parts, 1)[0])
-            return float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
+        def difference(*ends: Tensor) -> float:
+            found = [self.logits(torch.cat((start, end), 1)[0]) for end in ends]
+            same = all(logits.shape == whole.shape for logits in found)
+            return max(float((logits - whole).abs().max()) for logits in found) if same else float("nan")
 
-        start, largest = self.hidden(ids[:, :half], cache, 0), float("nan")
         if self.branches:
-            doubled = torch.cat((ids[:, half:], ids[:, half:]), 1)  # the rest of the text, twice
             tree = Branches([*range(-1, half - 1), -1, *range(half, 2 * half - 1)], self.device)
             with restored(cache):
-                both = torch.split(self.hidden(doubled, cache, half, tree), half, 1)
-            largest = max(difference(start, one) for one in both)
+                both = self.hidden(torch.cat((rest, rest), 1), cache, half, tree)
+            largest = difference(*torch.split(both, half, 1))
             self.branches = largest <= allowed
         if not self.branches:
-            largest = difference(start, self.hidden(ids[:, half:], cache, half))
+            largest = difference(self.hidden(rest, cache, half))
         if not largest <= allowed:
             raise RopeError(
                 "transformers: in chunks, this model's logits differ from its own forward.",
@@ -232,13 +235,11 @@ class LiveModel:
 def half_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Return the nats of each target, float32 `[tokens]`, from products in a half type.
 
-    **Arguments:**
-    - `hidden`: `[tokens, hidden]`, in the head's dtype. `weight`: `[vocab, hidden]`. `targets`: int64 `[tokens]`.
+    `hidden`: `[tokens, hidden]`, in the dtype of `weight`, `[vocab, hidden]`. `targets`: int64 `[tokens]`.
 
-    **Numerics:** products of half types are summed in float32 and then rounded: a logit of 20 by up to 0.06.
-    Therefore about the target's logit is subtracted from all logits of a token, which softmax ignores. The logits with
-    an effect on the loss are then small, and so are their rounding errors: on SmolLM2 0.002 nats instead of 0.026, root
-    mean square.
+    **Numerics:** sums in float32 are rounded to the half type: a logit of 20 by up to 0.06. Therefore about the
+    target's logit is subtracted from all logits of a token, which softmax ignores. Those with an effect on the loss are
+    then small, and so are their errors: on SmolLM2 0.002 nats instead of 0.026, root mean square.
 
     >>> half_losses(torch.ones(1, 2).half(), torch.eye(3, 2).half(), torch.tensor([2]))
     tensor([1.8620])
@@ -264,7 +265,7 @@ def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _StandIn(nn.Module):
-    """A module in the place of another one, without its weights; other attributes are those of that module."""
+    """A module in the place of another one, without its weights; its attributes are those of that module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -305,20 +306,12 @@ class _WideHead(_StandIn):
     """
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits, float32 `[..., vocab]`."""
         hook = getattr(self, "_hf_hook", None)
         if hook is not None:
             (hidden,), _ = hook.pre_forward(self._module[0], hidden)
         logits = wide_product(hidden, self.weight)
         logits = logits if self.bias is None else logits + self.bias.float()
         return logits if hook is None else hook.post_forward(self._module[0], logits)
-
-
-def _after(shell: Any, hidden: Tensor) -> Tensor:
-    """Return logits, float32 `[tokens, vocab]`, of a model with replaced layers, from hidden states."""
-    out = type(shell).forward(shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
-    logits: Tensor = out.logits[0].float()
-    return logits
 
 
 def _halves(model: Any) -> tuple[Any, Any, str | None]:
@@ -343,10 +336,7 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
 
 
 def _is_plain(head: nn.Module, forward: str) -> bool:
-    """Return whether a call of `head` computes only what `nn.Linear` defines; `forward`: the name of its forward.
-
-    A subclass (also that of a parametrization), a patched forward, and any hook, its own or global, make it False.
-    """
+    """Return whether a call of `head` computes only what `nn.Linear` defines; `forward`: the name of its forward."""
     own = vars(head)
     return (
         type(head) is nn.Linear
@@ -370,21 +360,18 @@ def likeliest(log_probs: Tensor, count: int) -> Top:
 class Prefix:
     """Tokens in a model's cache, after which questions are asked.
 
-    - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward.
+    - `cache`: of one row, with `tokens` tokens.
     """
 
-    def __init__(self, live: LiveModel, cache: Any, *, chunk: int, tokens: int = 0) -> None:
-        self.live, self.cache, self.chunk, self.tokens = live, cache, chunk, tokens
+    def __init__(self, live: LiveModel, cache: Any, tokens: int = 0) -> None:
+        self.live, self.cache, self.tokens = live, cache, tokens
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
         """Return the log-probability in nats of each continuation of each question, summed over its tokens.
 
-        Each question is independent of the others and comes directly after the prefix. The tokens of all questions go
-        through the model as branches of one row, 256 at a time, if it allows that; else each line of them is appended
-        alone. They are removed again, so the prefix is neither copied nor changed.
-
-        **Raises:** `RopeError` for a question or a continuation without tokens.
+        Each question comes directly after the prefix, which is neither copied nor changed. The tokens of all questions
+        go through the model as branches of one row, 256 at a time, if it allows that; else each line is appended alone.
         """
         for question, continuations in questions:
             if not (len(question) and continuations and all(map(len, continuations))):
