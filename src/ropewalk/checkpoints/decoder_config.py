@@ -49,7 +49,9 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
         distinct = [_rope_from_dict(rope) for rope in config["ropes"]]
         ropes = tuple(None if number is None else distinct[number] for number in config["rope_of_layer"])
         windows = tuple(config["sliding_windows"])
-        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ()) or (None,)
+        extensions = tuple(
+            one and Extension.registry[one["name"]](**_unnamed(one)) for one in config.get("extensions") or (None,)
+        )
         return DecoderConfig(
             **{name: value for name, value in config.items() if name in named},
             rope=ropes[0] if ropes and len(set(ropes)) == 1 else ropes,
@@ -79,17 +81,14 @@ def _encoding_from_dict(content: Mapping[str, Any] | None) -> EncodingConfig | N
     """Return the encoding from `_encoding_to_dict`; raise KeyError or TypeError for an unknown name or field."""
     if content is None:
         return None
-    values = {name: value for name, value in content.items() if name != "name"}
+    values = _unnamed(content)
     if values.get("rope") is not None:
         values["rope"] = _rope_from_dict(values["rope"])
     return ENCODINGS[content["name"]](**values)
 
 
-def _extension_from_dict(content: Mapping[str, Any] | None) -> Extension | None:
-    """Return an extension from its class's name and its fields."""
-    if content is None:
-        return None
-    return Extension.registry[content["name"]](**{name: value for name, value in content.items() if name != "name"})
+def _unnamed(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name != "name"}
 
 
 def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:

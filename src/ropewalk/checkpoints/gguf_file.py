@@ -32,7 +32,6 @@ _STORED = {0: (torch.float32, 4), 1: (torch.float16, 2), 30: (torch.bfloat16, 2)
 class GGUFTensor:
     """The place of one tensor: `shape` in torch's order (rows first), `offset` and `size` in bytes of the file."""
 
-    name: str
     shape: tuple[int, ...]
     kind: int
     offset: int
@@ -175,21 +174,20 @@ class GGUFFile:
             raise self.error("the metadata is damaged.", facts={"general.alignment": alignment})
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in infos:
-            if self._rope_only and name not in ROPE_TENSORS:
-                continue
-            self._place(GGUFTensor(name, shape, kind, start + offset, self._bytes(name, shape, kind)))
+            if not self._rope_only or name in ROPE_TENSORS:
+                self._place(GGUFTensor(shape, kind, start + offset, self._bytes(name, shape, kind)), name)
 
-    def _place(self, tensor: GGUFTensor) -> None:
+    def _place(self, tensor: GGUFTensor, name: str) -> None:
         """Record a tensor; raise `RopeError` if it is repeated or ends beyond the file."""
-        if tensor.name in self.tensors:
-            raise self.error("two tensors have the same name.", facts={"tensor": tensor.name})
+        if name in self.tensors:
+            raise self.error("two tensors have the same name.", facts={"tensor": name})
         if tensor.offset + tensor.size > self._end:
             raise self.error(
                 "the file ends inside this tensor: it is truncated.",
-                facts={"tensor": tensor.name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
+                facts={"tensor": name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
                 cure="Fetch the file again" + (", at least up to there." if self._rope_only else "."),
             )
-        self.tensors[tensor.name] = tensor
+        self.tensors[name] = tensor
 
     def _bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
         """Return the size of a tensor in the file, in bytes."""

@@ -266,13 +266,10 @@ def rope_parameters(
 ) -> dict[str, Any]:
     """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
 
-    The result is what llama.cpp computes: it applies divisors and `attn_factor` with every type, but YaRN's numbers
-    only for the architectures whose `ARCHITECTURES` row has them; a warning names the others if they differ from 1, the
-    usual attention factor, 32 and 1. Source: `llama_model_base::load_hparams`, each architecture's
-    `load_arch_hparams` and src/llama-context.cpp of llama.cpp b11549.
-
-    **Arguments:** `rotary_dim`: rotated features. `where` names the file in errors. `arch`: llama.cpp's architecture.
-    **Raises:** `RopeError` for an unknown kind of scaling or key, and for divisors next to YaRN.
+    llama.cpp applies divisors and `attn_factor` with every type, but YaRN's numbers only for the architectures whose
+    `ARCHITECTURES` row has them; a warning names the others if they differ from 1, the usual attention factor, 32 and
+    1. Source: `llama_model_base::load_hparams`, each architecture's `load_arch_hparams` and src/llama-context.cpp of
+    b11549. `rotary_dim`: rotated features. `where` names the file in errors.
     """
     unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
     kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor without a type is linear
@@ -383,8 +380,7 @@ def factors_as_rule(
 ) -> dict[str, Any]:
     """Return the block of rope_freqs.weight: Llama 3's rule if it gives every divisor to 2e-6, else the divisors.
 
-    The file contains only each frequency's divisor, not the rule's four numbers. The function tries the published
-    numbers: 1, 4, and 8192 or the stated length.
+    The file does not contain the rule's numbers. The published ones are tried: 1, 4, and 8192 or the stated length.
 
     >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
     {'rope_type': 'default'}

@@ -106,14 +106,12 @@ _LINEAR = nn.Linear.forward
 class LiveModel:
     """The layers and the head of a causal language model of transformers, called separately; modules are not changed.
 
-    `hidden` calls the model's own layers with its cache. `logits` calls its own `forward` with hidden states instead
-    of the layers, so soft caps, scales and other steps after the head are the model's. For half types, logits are
-    computed in float32 from the rounded hidden states and weights. If nothing follows the head and it is on a CPU
-    that multiplies the half type fast, losses are those of `half_losses`: a third of the time.
+    `logits` calls the model's own `forward` with hidden states instead of the layers, so soft caps, scales and other
+    steps after the head are the model's. For half types, logits are computed in float32 from the rounded hidden states
+    and weights. If nothing follows the head and it is on a CPU that multiplies the half type fast, losses are those of
+    `half_losses`: a third of the time.
 
     - `branches`: whether one forward can process several continuations of a cache: all layers have our attention.
-
-    **Raises:** `RopeError` for a model without a head for the next token.
     """
 
     def __init__(self, model: Any) -> None:
@@ -129,10 +127,7 @@ class LiveModel:
         return device
 
     def hidden(self, input_ids: Tensor, cache: Any, first: int, branches: Branches | None = None) -> Tensor:
-        """Return the last hidden states `[rows, tokens, hidden]` of these tokens, from position `first` on.
-
-        `branches`: the tokens are several continuations of the cache's `first` tokens, if `self.branches`.
-        """
+        """Return the last hidden states `[rows, tokens, hidden]` of tokens or branches, from position `first` on."""
         rows, tokens = input_ids.shape
         total = first + tokens
         layout = TokenLayout(
@@ -168,8 +163,8 @@ class LiveModel:
     def _plain_weight(self) -> Tensor | None:
         """Return the half-precision weight of the head if the model only multiplies hidden states by it, else None.
 
-        The logits of its forward must be the product's, bit for bit. This detects soft caps, scales, a bias and other
-        steps. None also for a half type that the device multiplies slowly.
+        The logits of its forward must be the product's, bit for bit. None also for a type that the device multiplies
+        slowly.
         """
         head = None if self._wide is None else self._shell._modules[self._wide]
         if head is None or hasattr(head, "_hf_hook") or slow_dtype(head.weight.dtype, head.weight.device.type):

@@ -200,22 +200,17 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     for path, names in _shards(folder).items():
         with open_safetensors(path) as file:
-            for name in sorted(names if names is not None else file.keys()):
-                if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                    raise RopeError(
-                        "load: the index names a tensor that is missing from its file.",
-                        facts={"file": str(path), "tensor": name},
-                        cure="Fetch the file again.",
-                    )
-                ours = name.removeprefix("model.")
+            here = {*file.keys()}
+            for name in sorted(here if names is None else names):
+                facts, ours = {"file": str(path), "tensor": name}, name.removeprefix("model.")
+                if name not in here:
+                    rule = "load: the index names a tensor that is missing from its file."
+                    raise RopeError(rule, facts=facts, cure="Fetch the file again.")
                 if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints; the config is more exact
                     continue
                 if ours in stored:
-                    raise RopeError(
-                        "load: a tensor is stored twice.",
-                        facts={"file": str(path), "tensor": name},
-                        cure="Keep the shards of one checkpoint in the folder, and remove others.",
-                    )
+                    cure = "Keep the shards of one checkpoint in the folder, and remove others."
+                    raise RopeError("load: a tensor is stored twice.", facts=facts, cure=cure)
                 stored[ours] = file.get_tensor(name)
     return stored
 
@@ -224,31 +219,25 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
     """Return the weight files of a folder and the tensors to take from each (None: all)."""
     if (folder / _SINGLE).is_file():
         return {folder / _SINGLE: None}
-    if not (folder / _INDEX).is_file():
+    file = folder / _INDEX
+    if not file.is_file():
         raise no_safetensors(folder)
-    index = read_json(folder / _INDEX).get("weight_map")
+    index = read_json(file).get("weight_map")
     if not (isinstance(index, dict) and index and all(isinstance(name, str) for name in index.values())):
+        cure = "Download the index file again."
         raise RopeError(
-            "load: the index has no `weight_map` of tensors to file names.",
-            facts={"file": str(folder / _INDEX)},
-            cure="Download the index file again.",
+            "load: the index has no `weight_map` of tensors to file names.", facts={"file": str(file)}, cure=cure
         )
     shards: dict[Path, set[str] | None] = {}
     for shard in sorted(set(index.values())):
-        path = folder / shard
+        facts = {"file": str(file), "shard": shard}
         if Path(shard).name != shard:
-            raise RopeError(
-                "load: the index names a shard outside of its folder.",
-                facts={"file": str(folder / _INDEX), "shard": shard},
-                cure="Use an index of files that are in the same folder.",
-            )
-        if not path.is_file():
-            raise RopeError(
-                "load: a shard in the index is missing from the folder.",
-                facts={"folder": str(folder), "shard": shard},
-                cure="Fetch the missing file.",
-            )
-        shards[path] = {name for name, place in index.items() if place == shard}
+            cure = "Use an index of files that are in the same folder."
+            raise RopeError("load: the index names a shard outside of its folder.", facts=facts, cure=cure)
+        if not (folder / shard).is_file():
+            cure = "Fetch the missing file."
+            raise RopeError("load: a shard in the index is missing from the folder.", facts=facts, cure=cure)
+        shards[folder / shard] = {name for name, place in index.items() if place == shard}
     return shards
 
 
@@ -359,9 +348,9 @@ def stored_dtype(path: Path) -> torch.dtype | None:
 
 
 def fast_dtype(path: Path) -> tuple[torch.dtype | None, str | None]:
-    """Return the dtype in which to load a checkpoint if none was asked for, and a sentence if it is not the stored one.
+    """Return the dtype in which to load a checkpoint, and a sentence if the CPU multiplies the stored one slowly.
 
-    None is the stored dtype. float32 replaces a dtype that the CPU multiplies slowly, if memory suffices.
+    That is None, the stored one, or float32 in place of a slow one if memory suffices.
     """
     stored = stored_dtype(path)
     if stored is None or not slow_dtype(stored, "cpu"):
@@ -373,10 +362,7 @@ def fast_dtype(path: Path) -> tuple[torch.dtype | None, str | None]:
 
 
 def fast_dtype_or_warn(path: Path, call: str) -> torch.dtype | None:
-    """Return the dtype of `fast_dtype`; warn in the name of a call if it is not what the checkpoint stores.
-
-    The built-in model is an example, for which there is no warning.
-    """
+    """Return the dtype of `fast_dtype`; warn in the name of a call of its sentence, but for "tiny", an example."""
     dtype, sentence = fast_dtype(path)
     if sentence is not None and path != find("tiny"):
         warnings.warn(f"{call}: {path.name}: {sentence} Pass `dtype` to choose.", stacklevel=3)

@@ -31,17 +31,8 @@ def is_hub_name(source: str) -> bool:
     return plain and not Path(owner).exists()
 
 
-def fetch(source: str, *, weights: bool = True) -> Path:
-    """Return the folder of a model of the hub, downloaded into the client's cache if necessary.
-
-    **Arguments:**
-    - `source`: OWNER/NAME, or OWNER/NAME@REVISION. `weights`: False fetches only config and tokenizer.
-
-    Only safetensors are fetched, never pickles and never code.
-
-    **Raises:** `RopeError` if the hub or the model cannot be reached, if HF_HUB_OFFLINE is set and nothing is cached,
-    or if the model has no safetensors.
-    """
+def _fetch(source: str, weights: bool) -> Path:
+    """Return the folder of a model of the hub in its client's cache; only safetensors are fetched, never code."""
     client, errors, constants = map(need, ("huggingface_hub", "huggingface_hub.errors", "huggingface_hub.constants"))
     repo, _, revision = source.partition("@")
     wanted = [*_WITHOUT_WEIGHTS, *(["*.safetensors"] if weights else [])]
@@ -82,8 +73,8 @@ _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x
 def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
     """Return the path of a checkpoint: an existing path, the folder of a built-in model, or a model of the hub.
 
-    A model of the Hugging Face hub (OWNER/NAME or OWNER/NAME@REVISION) is downloaded into its client's cache. If
-    `weights` is False, the weights are skipped.
+    A model of the Hugging Face hub (OWNER/NAME or OWNER/NAME@REVISION) is downloaded into its client's cache, if
+    `weights` is False without them.
 
     **Raises:** `RopeError` for a missing source, with similar names, and for unsupported files: pickles, a .safetensors
     file without its folder, an adapter, and files that are not checkpoints.
@@ -104,7 +95,7 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
         if isinstance(builtin, Path) and (builtin / "config.json").is_file():
             return builtin
     if isinstance(source, str) and is_hub_name(source):
-        return fetch(source, weights=weights)
+        return _fetch(source, weights)
     raise _missing(str(source), path)
 
 

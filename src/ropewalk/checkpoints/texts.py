@@ -95,9 +95,7 @@ def text_files(path: str | Path) -> list[Path]:
     """Return the text files of a folder and its subfolders, sorted by path; a file is returned as it is.
 
     A folder's text files are those whose names end in .txt, .md, .rst, .py or .txt.gz, and all others in UTF-8. Hidden
-    and empty ones are left out, and so are folders behind links.
-
-    **Raises:** `RopeError` for a folder without text files.
+    and empty ones are left out, and so are folders behind links. Raises `RopeError` if there is none.
     """
     path = as_path(path, "text_files")
     if not path.is_dir():
@@ -123,8 +121,6 @@ def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tupl
     A file that is named twice is read once. Files of one name are called by their paths in their folders, then with
     the folder's name before that, then by their whole paths: by the first of these that is distinct. At most `most`
     bytes of each are read. Files after the first 8 * `most` bytes are left out, with a warning.
-
-    **Raises:** `RopeError` for a file that cannot be read as text, and for a folder without text files.
     """
     files: dict[Path, tuple[str, ...]] = {}
     for path in [as_path(one, "read_texts") for one in paths]:
