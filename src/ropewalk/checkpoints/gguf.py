@@ -86,7 +86,7 @@ def gguf_config(file: GGUFFile) -> Any:
     with library_errors(rule, facts={"file": str(file.path)}, cure="Use the model's Hugging Face folder."):
         kind = kit.CONFIG_MAPPING[model_type_of(file)]
         known, more = vars(kind()), _gemma4_fields(own, file) if arch == "gemma4" else _more_fields(arch, own, file)
-        fields = {name: bias in tensors for name, bias in _BIASES.items() if name in known}
+        fields: dict[str, Any] = {name: bias in tensors for name, bias in _BIASES.items() if name in known}
         for key, value in own.items():
             name = next((name for name in _NAMES.get(key, ()) if name in known), None)
             says = not value if key == "attention.causal" else bool(value)

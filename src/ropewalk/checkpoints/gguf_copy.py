@@ -61,32 +61,22 @@ def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length:
     >>> gguf_rope(rope, "llama", "pi", Reach(16, 64)).keys["rope.scaling.factor"]
     4.0
     """
-    found = _expressed(rope, arch, method, reach, length)
-    if found is not None:
-        return found
-    if rope.needs_seq_len and rope.switch_length is None:
-        return "its frequencies depend on the length, but llama.cpp fixes them when it starts"
-    if arch in WITH_DIVISORS:
-        return "the keys of a .gguf file cannot express these frequencies"
-    return f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
-
-
-def _expressed(rope: RopeConfig, arch: str, method: str, reach: Reach, length: int | None) -> GGUFRope | None:
-    """Return the keys and divisors that read back as the rope, or None."""
     record, scaled = METHODS.get(method), rope.scaling is not None
     unchanged = record is not None and (record.keeps_own or (record.scaling is None and scaled))
     own = (rope.max_position_embeddings if unchanged else None) or reach.trained
-    context = (length or reach.target) if scaled and not unchanged else own
+    context, lengths = (length or reach.target) if scaled and not unchanged else own, (reach.trained, reach.target)
     with suppress(RopeError):
         for theta, keys, divisors in _scalings(rope, arch, reach, context):
             stated = {"context_length": context, "rope.freq_base": theta, **keys}
             block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
             read = _of_llama(rope, block, context)
-            if same_rope(
-                read, rope, compared_lengths(reach.trained, reach.target), relative=CLOSE, absolute=_NEGLIGIBLE
-            ):
+            if same_rope(read, rope, compared_lengths(*lengths), relative=CLOSE, absolute=_NEGLIGIBLE):
                 return GGUFRope(stated, divisors)
-    return None
+    if rope.needs_seq_len and rope.switch_length is None:
+        return "its frequencies depend on the length, but llama.cpp fixes them when it starts"
+    if arch in WITH_DIVISORS:
+        return "the keys of a .gguf file cannot express these frequencies"
+    return f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
 
 
 def _of_llama(rope: RopeConfig, block: Mapping[str, Any], length: int) -> RopeConfig:
@@ -111,7 +101,9 @@ def _scalings(
             linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(named["factor"])}
             yield theta, linear | original | trained, {}
         if kind == "yarn":
-            yarn = {"rope.scaling.type": "yarn", **_yarn(float(named["factor"]), rope)}
+            yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": float(named["factor"])}
+            attention = attention_factor_of(rope) / yarn_mscale(float(named["factor"]), 1.0)  # of llama.cpp's own
+            yarn |= {} if math.isclose(attention, 1.0, rel_tol=1e-9) else {"rope.scaling.attn_factor": attention}
             yield theta, yarn | original | trained, {}
     switch = rope.switch_length
     if arch not in WITH_DIVISORS or rope.rotary_dim != rope.head_dim or (rope.needs_seq_len and switch is None):
@@ -130,15 +122,6 @@ def _scalings(
     yield rope.theta, keys | chosen, lists
 
 
-def _yarn(factor: float, rope: RopeConfig) -> dict[str, float]:
-    """Return YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
-    keys = {"rope.scaling.factor": factor}
-    attention = attention_factor_of(rope) / yarn_mscale(factor, 1.0)
-    if not math.isclose(attention, 1.0, rel_tol=1e-9):
-        keys["rope.scaling.attn_factor"] = attention
-    return keys
-
-
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(old / new if new else STOPPED for old, new in zip(plain, scaled, strict=True))
 
@@ -154,10 +137,10 @@ def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Pro
     new = {_VERSION: __version__} | {f"{arch}.{key}": value for key, value in (rope.keys if rope else {}).items()}
     entries |= {key: _entry(key, value) for key, value in new.items()}
     divisors = {f"{name}.weight": np.array(of, dtype="<f4") for name, of in (rope.divisors if rope else {}).items()}
-    tensors = [(name, values.shape, 0, values.view(np.uint8)) for name, values in divisors.items()]
+    tensors = [(name, values.shape, 0, values.view(np.uint8).data) for name, values in divisors.items()]
     for name, tensor in source.tensors.items():
         if rope is None or name not in ROPE_TENSORS:
-            tensors.append((name, tensor.shape, tensor.kind, source.stored(name)))
+            tensors.append((name, tensor.shape, tensor.kind, source.stored(name).data))
     alignment = int(source.metadata.get("general.alignment", 32))
     header, offset = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(entries)), *entries.values()], 0
     for name, shape, kind, data in tensors:
@@ -165,7 +148,7 @@ def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Pro
         offset += len(data) + -len(data) % alignment
     shown.begin(f"writing {path.name} (MiB)", offset >> 20)
     with whole_file(path) as temporary, temporary.open("wb") as out:
-        for data in (b"".join(header), *(one[-1] for one in tensors)):
+        for data in (memoryview(b"".join(header)), *(one[-1] for one in tensors)):
             before = out.tell() >> 20
             out.write(data)
             out.write(b"\0" * (-len(data) % alignment))

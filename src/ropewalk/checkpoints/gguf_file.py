@@ -162,8 +162,8 @@ class GGUFFile:
                 name, (dims,) = self._string(), self._take("I")
                 if dims > 8:
                     raise self._truncated()
-                *shape, kind, offset = self._take(f"{dims}QIQ")
-                infos.append((name, tuple(reversed(shape)), kind, offset))
+                *sizes, kind, offset = self._take(f"{dims}QIQ")
+                infos.append((name, tuple(reversed(sizes)), kind, offset))
         except RopeError:
             if not self._rope_only:
                 raise

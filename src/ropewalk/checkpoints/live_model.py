@@ -36,6 +36,8 @@ QuestionIds = tuple[Sequence[int], Sequence[Sequence[int]]]
 """Token ids to append to a prefix, and the continuations to score after them; at least one token each."""
 Top = list[tuple[int, float]]
 """Tokens with their log-probabilities in nats, the likeliest first."""
+Tree = tuple[list[tuple[int, int]], list[list[tuple[int, int]]]]
+"""Nodes (parent as in `Branches`, token), and for each continuation its tokens with their preceding nodes."""
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
@@ -375,9 +377,9 @@ class Prefix:
                     facts={"question": list(question), "tokens of each": list(map(len, continuations))},
                     cure="Pass at least one token for the question and for each continuation.",
                 )
-        trees = [Tree(question, continuations) for question, continuations in questions]
+        trees = [tree_of(question, continuations) for question, continuations in questions]
         answers: list[list[float]] = []
-        for first, last in runs_of([len(tree.tokens) for tree in trees], ASK_TOKENS):
+        for first, last in runs_of([len(nodes) for nodes, _ in trees], ASK_TOKENS):
             answers += self._answers(trees[first:last])
         return answers
 
@@ -386,25 +388,25 @@ class Prefix:
         tokens: list[int] = []
         parents: list[int] = []
         wanted: list[tuple[int, int]] = []
-        for tree in trees:
+        for nodes, lines in trees:
             start = len(tokens)
-            tokens += tree.tokens
-            parents += [parent if parent < 0 else start + parent for parent in tree.parents]
-            wanted += [(start + node, token) for line in tree.lines for node, token in line]
+            tokens += [token for _, token in nodes]
+            parents += [parent if parent < 0 else start + parent for parent, _ in nodes]
+            wanted += [(start + node, token) for line in lines for node, token in line]
         if self.live.branches:
             with restored(self.cache):
                 hidden = self._hidden(tokens, Branches(parents, self.live.device))
         else:
             hidden = self._line_by_line(tokens, parents)
-        nodes, targets = torch.tensor(wanted, device=hidden.device).unbind(1)
-        likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
-        distinct, index = torch.unique(nodes, return_inverse=True)
+        before, targets = torch.tensor(wanted, device=hidden.device).unbind(1)
+        likely = torch.empty(len(before), dtype=torch.float32, device=hidden.device)
+        distinct, index = torch.unique(before, return_inverse=True)
         for part, logits in self.live.logit_slices(hidden[distinct]):
             here = (index >= part.start) & (index < part.stop)
             rows, columns = (index[here] - part.start).to(logits.device), targets[here].to(logits.device)
             likely[here] = logits.log_softmax(-1)[rows, columns].to(likely.device)
         values = iter(to_float64(likely).tolist())
-        return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
+        return [[sum(next(values) for _ in line) for line in lines] for _, lines in trees]
 
     def _line_by_line(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Return the hidden states of the tokens of trees, with a forward for each line from a root to a leaf."""
@@ -424,29 +426,18 @@ class Prefix:
         return self.live.hidden(ids, self.cache, self.tokens, branches)[0]
 
 
-class Tree:
-    """A question and its continuations as a tree of tokens: what begins alike is read once.
-
-    - `parents`: as in `Branches`, numbered within this tree.
-    - `lines`: for each continuation, its tokens with their preceding nodes.
-    """
-
-    def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
-        self.tokens, self.parents = list(question), [*range(-1, len(question) - 1)]
-        self.lines: list[list[tuple[int, int]]] = []
-        after: dict[tuple[int, int], int] = {}
-        for continuation in continuations:
-            node = len(question) - 1
-            line: list[tuple[int, int]] = []
-            for token in continuation:
-                if line:
-                    parent, before = line[-1]
-                    node = after.setdefault((parent, before), len(self.tokens))  # shared by equal beginnings
-                    if node == len(self.tokens):
-                        self.tokens.append(before)
-                        self.parents.append(parent)
-                line.append((node, token))
-            self.lines.append(line)
+def tree_of(question: Sequence[int], continuations: Sequence[Sequence[int]]) -> Tree:
+    """Return a question and its continuations as a tree of tokens: what begins alike is read once."""
+    nodes: dict[tuple[int, int], int] = {}
+    asked, lines = [-1], []
+    for token in question:
+        asked.append(nodes.setdefault((asked[-1], token), len(nodes)))
+    for continuation in continuations:
+        before = asked[-1:]
+        for token in continuation[:-1]:
+            before.append(nodes.setdefault((before[-1], token), len(nodes)))
+        lines.append(list(zip(before, continuation, strict=True)))
+    return [*nodes], lines
 
 
 def runs_of(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
