@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
-from ropewalk.checkpoints.gguf_rope import SIZES, divisors_of, model_type_of, own_keys, rope_parameters
+from ropewalk.checkpoints.gguf_rope import SIZES, gguf_fields, gguf_ropes, model_type_of, own_keys
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.load import WithoutValues, check_layers
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.rope.config import fraction_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
-from ropewalk.rope.values import as_whole, is_number
+from ropewalk.rope.values import is_number
 from ropewalk.tokenizer import TextTokenizer
 
 # The architectures whose files are copied with a new rope, and whether their converter permutes q and k for llama.cpp's
@@ -74,14 +73,13 @@ def gguf_config(file: GGUFFile) -> Any:
             facts={"split.count": file.metadata["split.count"]},
             cure="Join the parts with llama.cpp's `llama-gguf-split --merge`.",
         )
-    epsilon = f"attention.layer_norm_{'' if 'attention.layer_norm_epsilon' in own else 'rms_'}epsilon"
-    for key in ("block_count", "context_length", "embedding_length", "attention.head_count", epsilon):
-        value = own.get(key, "missing")
-        if not is_number(value) or value <= 0 or not (key == epsilon or as_whole(value)):
-            raise file.error("a number is missing from the metadata.", facts={f"{arch}.{key}": value})
+    epsilon = own.get("attention.layer_norm_epsilon", own.get("attention.layer_norm_rms_epsilon", "missing"))
+    if not is_number(epsilon) or epsilon <= 0:
+        facts = {f"{arch}.attention.layer_norm_epsilon, or _rms_epsilon": epsilon}
+        raise file.error("a number is missing from the metadata.", facts=facts)
     embedding = tensors.get("token_embd.weight")
-    check_layers(own["block_count"], 0 if embedding is None else len(tensors), str(file.path))
-    vocab = 0 if embedding is None else embedding.shape[0]
+    check_layers(own.get("block_count"), 0 if embedding is None else len(tensors), str(file.path))
+    ropes, vocab = gguf_ropes(file), 0 if embedding is None else embedding.shape[0]  # the first checks the sizes
     rule = "load: transformers rejects the metadata of the GGUF file, or a value has the wrong type."
     with library_errors(rule, facts={"file": str(file.path)}, cure="Use the model's Hugging Face folder."):
         kind = kit.CONFIG_MAPPING[model_type_of(file)]
@@ -103,7 +101,7 @@ def gguf_config(file: GGUFFile) -> Any:
             fields[f"{name}_token_id"] = token if isinstance(token, int) and token < vocab else None
         tied = "output.weight" not in tensors or arch == "falcon"
         config = kind(**{**fields, "vocab_size": vocab, "tie_word_embeddings": tied, **more})
-        _put_rope(config, own, file)
+        _put_ropes(config, ropes, file)
     return config
 
 
@@ -161,43 +159,31 @@ def _gemma4_fields(own: dict[str, Any], file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _over(present: Mapping[str, Any], block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's block over the class's own, whose numbers stay only if both have one rule."""
-    same = present.get("rope_type", "default") == block["rope_type"]
-    kept = ("rope_theta", "partial_rotary_factor", "mrope_section")
-    return {**{key: value for key, value in present.items() if same or key in kept}, **block}
-
-
-def _put_rope(config: Any, own: dict[str, Any], file: GGUFFile) -> None:
-    """Add the file's rope to the config; llama.cpp's files of Gemma 3 and 4 scale only layers of full attention."""
-    fields, local = vars(config), own.pop("rope.freq_base_swa", None)
-    head_dim = fields.get("head_dim") or config.hidden_size // config.num_attention_heads
-    width = own.get("rope.dimension_count", head_dim)
-    arch = str(file.metadata["general.architecture"])
-    block = rope_parameters(own, divisors_of(file), width, str(file.path), arch=arch)
-    if "rope.freq_base" not in own:
-        block.pop("rope_theta")
-    present = config.rope_parameters or {}
-    nested = {key: dict(one) for key, one in present.items() if isinstance(one, dict)}
-    if nested:
-        nested["full_attention"] = _over(nested["full_attention"], block)
-        if local is not None:
-            nested["sliding_attention"]["rope_theta"] = float(local)
-        config.rope_parameters = nested
-    else:
-        if local not in (None, present.get("rope_theta")):
-            raise file.error("the file has two thetas, but this family has one.", facts={"rope.freq_base_swa": local})
-        if width != head_dim or "partial_rotary_factor" in present:
-            block["partial_rotary_factor"] = fraction_of(width, head_dim)
-        config.rope_parameters = _over(present, block)
-    if block.get("original_max_position_embeddings") and "original_max_position_embeddings" in fields:
-        config.original_max_position_embeddings = block["original_max_position_embeddings"]
+def _put_ropes(config: Any, ropes: ModelRopes, file: GGUFFile) -> None:
+    """Add the file's ropes to the config, over the class's own, whose numbers stay only if both have one rule."""
+    present, stated = config.rope_parameters or {}, gguf_fields(file, ropes)["rope_parameters"]
+    blocks = {"full_attention": stated} if "rope_type" in stated else stated
+    nested = any(isinstance(one, dict) for one in present.values())
+    if not nested and len({*ropes.rotating.values()}) > 1:
+        raise file.error("the layers of the file have different ropes, but this family has one.", facts=dict(blocks))
+    for name, block in blocks.items():
+        own = present.get(name, {}) if nested else present
+        same = own.get("rope_type", "default") == block["rope_type"]
+        kept = {key: value for key, value in own.items() if same or key in ("partial_rotary_factor", "mrope_section")}
+        if "partial_rotary_factor" in own:
+            block.setdefault("partial_rotary_factor", 1.0)
+        if block["rope_type"] != "default" and own_keys(file)[1].get("rope.scaling.finetuned") is True:
+            block["finetuned"] = True
+        blocks[name] = kept | block
+        if "original_max_position_embeddings" in block and "original_max_position_embeddings" in vars(config):
+            config.original_max_position_embeddings = block["original_max_position_embeddings"]
+    config.rope_parameters = {**present, **blocks} if nested else next(iter(blocks.values()))
     try:
         ModelRopes.from_hf(config)
     except RopeError as error:
         raise file.error(
             "the rope of the GGUF file does not fit what transformers computes for this architecture.",
-            facts={"rope.dimension_count": width, "reason": error.rule},
+            facts={"rope": blocks, "reason": error.rule},
             cure="Use the model's Hugging Face folder.",
         ) from error
 
