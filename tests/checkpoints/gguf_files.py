@@ -35,7 +35,9 @@ def write_foreign(model: Any, path: Path, metadata: Mapping[str, Any] | None = N
     if "rms_norm_eps" in fields:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
-        writer.add_layer_norm_eps(fields.get("norm_epsilon") or config.layer_norm_epsilon)
+        writer.add_layer_norm_eps(
+            fields.get("norm_epsilon") or fields.get("layer_norm_eps") or config.layer_norm_epsilon
+        )
     if "head_dim" in fields and arch not in ("falcon", "gemma4"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)

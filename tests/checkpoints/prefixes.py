@@ -15,10 +15,10 @@ from ropewalk.verification.engine import TOP, NextTokens
 
 
 @torch.inference_mode()
-def read(prefix: Prefix, input_ids: Sequence[int]) -> torch.Tensor:
+def read(prefix: Prefix, input_ids: Sequence[int], chunk: int = CHUNK) -> torch.Tensor:
     """Append tokens in chunks; return the log-probabilities of the next token."""
-    for start in range(0, len(input_ids), prefix.chunk):
-        part = list(input_ids[start : start + prefix.chunk])
+    for start in range(0, len(input_ids), chunk):
+        part = list(input_ids[start : start + chunk])
         last = prefix._hidden(part)[-1:]
         prefix.tokens += len(part)
     return prefix.live.logits(last)[0].log_softmax(-1)
@@ -26,8 +26,8 @@ def read(prefix: Prefix, input_ids: Sequence[int]) -> torch.Tensor:
 
 def prefix_of(reader: Reader, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK) -> Prefix:
     """A prefix of these tokens, at the frequencies of `seq_len` tokens."""
-    prefix = Prefix(reader._at(seq_len), new_cache(reader.model.config, seq_len + ASK_TOKENS), chunk=chunk)
-    read(prefix, input_ids)
+    prefix = Prefix(reader._at(seq_len), new_cache(reader.model.config, seq_len + ASK_TOKENS))
+    read(prefix, input_ids, chunk)
     return prefix
 
 
@@ -47,7 +47,7 @@ class OurEngine:
 
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         seq_len = len(input_ids) + tokens - 1
-        prefix = Prefix(self.reader._at(seq_len), new_cache(self.reader.model.config, seq_len), chunk=CHUNK)
+        prefix = Prefix(self.reader._at(seq_len), new_cache(self.reader.model.config, seq_len))
         steps, ids = list[NextTokens](), list(input_ids)
         while len(steps) < tokens:
             top = likeliest(read(prefix, ids), TOP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 import warnings
 from contextlib import suppress
@@ -27,6 +26,8 @@ from tests.models.material import data, smollm2, write_gguf
 from tests.oracle import ladder, llama3
 
 KINDS = gguf.GGMLQuantizationType
+STORED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+          "IQ4_NL", "IQ4_XS")  # fmt: skip
 
 
 def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -43,30 +44,9 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     return load_gguf(path, dtype)[0]
 
 
-@pytest.mark.parametrize(
-    "kind", [KINDS.F32, KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1]
-)
+@pytest.mark.parametrize("kind", [KINDS[name] for name in STORED], ids=STORED)
 def test_stored_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
-    """Each type reads as gguf's own reader dequantises it, and as close to the original as the type allows."""
-    theirs = make("llama", intermediate_size=64)
-    path = write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), kind=kind)
-    file = GGUFFile(path)
-    for tensor in gguf.GGUFReader(path).tensors:
-        expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
-        assert torch.equal(file.read(tensor.name), expected)
-        assert file.tensors[tensor.name].shape == expected.shape
-    exact, read = theirs.state_dict()["model.layers.0.mlp.up_proj.weight"], file.read("blk.0.ffn_up.weight")
-    steps = {KINDS.F32: 0, KINDS.F16: 2**-11, KINDS.BF16: 2**-8, KINDS.Q8_0: 2**-7}
-    assert (read - exact).abs().max() <= steps.get(kind, 2**-3) * exact.abs().max()
-    assert {p.dtype for p in load(path).parameters()} == {torch.float32}
-    assert {p.dtype for p in load(path, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize(
-    "kind", [KINDS.Q2_K, KINDS.Q3_K, KINDS.Q4_K, KINDS.Q5_K, KINDS.Q6_K, KINDS.IQ4_NL, KINDS.IQ4_XS]
-)
-def test_k_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
-    """Blocks of the K types (made of random bytes) read as gguf's own reader dequantises them."""
+    """Blocks of random bytes read as gguf's own reader dequantises them."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     raw = np.random.default_rng(0).integers(0, 60, size=(3, 2 * size), dtype=np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
@@ -77,7 +57,18 @@ def test_k_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     writer.close()
     file = GGUFFile(tmp_path / "k.gguf")
     assert file.tensors["x"].shape == (3, 2 * block)
-    assert torch.equal(file.read("x"), torch.from_numpy(gguf.quants.dequantize(raw, kind)))
+    [theirs] = gguf.GGUFReader(tmp_path / "k.gguf").tensors
+    expected = gguf.quants.dequantize(theirs.data, theirs.tensor_type).astype(np.float32)
+    assert torch.equal(file.read("x"), torch.from_numpy(expected).view(3, -1))
+    assert torch.equal(file.read("x", torch.bfloat16), torch.from_numpy(expected).view(3, -1).bfloat16())
+
+
+def test_the_dtype_of_a_file_is_the_one_asked_for(tmp_path: Path) -> None:
+    """Whatever it stores."""
+    theirs = make("llama", intermediate_size=64)
+    path = write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), kind=KINDS.Q8_0)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert {weight.dtype for weight in load(path, dtype).parameters()} == {dtype}
 
 
 def llama3_divisors(theta: float, dim: int, factor: float, low: float, high: float, length: int) -> torch.Tensor:
@@ -101,14 +92,9 @@ def test_rope_freqs_give_the_rule_back(
     """The divisors of a Llama 3 file name the rule they were made by, though the file does not hold it."""
     divisors = llama3_divisors(theta, dim, factor, low, high, length).tolist()
     rule = factors_as_rule(divisors, theta, dim, length, 131072)
-    assert rule["rope_type"] == "llama3"
-    found = (
-        rule["factor"],
-        rule["low_freq_factor"],
-        rule["high_freq_factor"],
-        rule["original_max_position_embeddings"],
-    )
-    assert found == pytest.approx((factor, low, high, length), rel=1e-4)
+    assert rule.pop("rope_type") == "llama3"
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    assert [rule[name] for name in names] == pytest.approx([factor, low, high, length], rel=1e-4)
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32_768}
@@ -158,13 +144,7 @@ def test_numbers_of_yarn_that_llama_cpp_ignores(stated: dict[str, float], named:
 def test_any_divisors_are_kept_exactly(divisors: list[float]) -> None:
     """What no Llama 3 rule reproduces is kept as it is: the frequencies are theta^(-2i/d) / divisor."""
     block = {"rope_theta": 1e4, **factors_as_rule(divisors, 1e4, 8, None, 64)}
-    rope = rw.RopeConfig.from_hf(
-        {
-            "model_type": "llama", "head_dim": 8, "hidden_size": 8, "num_attention_heads": 1,
-            "max_position_embeddings": 64,
-        }
-        | {"rope_parameters": block}
-    )  # fmt: skip
+    rope = rw.RopeConfig.from_block(block, head_dim=8, interleaved=False, max_position_embeddings=64)
     frequencies = rw.inverse_frequencies(rope, seq_len=50)
     expected = [1e4 ** (-2 * i / 8) / divisor for i, divisor in enumerate(divisors)]
     assert frequencies.inv_freq[0].tolist() == pytest.approx(expected, rel=2e-6)
@@ -176,31 +156,25 @@ def typed(kind: str, **more: float) -> dict[str, Any]:
     return {"llama.rope.scaling.type": kind, **{f"llama.rope.scaling.{key}": value for key, value in more.items()}}
 
 
-# a model, and its rule in the metadata; Llama 3.1's is a tensor of divisors alone, Phi-3's are two and a factor
+# a model, and its rule in the metadata; Llama 3.1's is a tensor of divisors alone; see test_gguf_foreign for Phi-3's
 SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("llama", typed("none")),
     "linear": ("llama-linear", typed("linear", factor=2.0)),
     "scale_linear": ("llama-linear", {"llama.rope.scale_linear": 2.0}),
     "yarn": ("llama-yarn", typed("yarn", factor=4.0, original_context_length=32)),
     "llama3": ("llama-llama3", {}),
-    "longrope": ("llama-longrope", typed("longrope", original_context_length=32,
-                                         attn_factor=math.sqrt(1 + math.log(4.0) / math.log(32)))),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_scalings(name: str, tmp_path: Path) -> None:
-    """As llama.cpp stores them; on either side of LongRoPE's switch."""
+    """As llama.cpp stores them."""
     case, metadata = SCALINGS[name]
     theirs, extra = make(case), {}
     if name == "llama3":
         extra = {"rope_freqs.weight": llama3_divisors(5e5, 8, 8.0, 1.0, 4.0, 32)}
-    if name == "longrope":
-        rule = theirs.config.rope_parameters
-        extra = {f"rope_factors_{side}.weight": torch.tensor(rule[f"{side}_factor"]) for side in ("short", "long")}
     path = write_gguf(tmp_path / "m.gguf", theirs.config, theirs.state_dict(), metadata=metadata, extra=extra)
-    for length in (24, 48):
-        assert (logits(load(path), input_ids(length)) - logits(theirs, input_ids(length))).abs().max() < 1e-5
+    assert (logits(load(path), input_ids(48)) - logits(theirs, input_ids(48))).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -213,12 +187,12 @@ def test_scalings(name: str, tmp_path: Path) -> None:
         ({"llama.rope.spiral": 0.5}, "unknown rope scaling"),
         ({"llama.context_length": "long"}, "context_length"),
         ({"split.count": 2}, "one part of a split GGUF"),
-        ({"llama.embedding_length": 1_526_726_688}, "same width"),
-        ({"llama.feed_forward_length": 1_000_000}, r"shape of a tensor differs.*ffn_up"),
+        ({"llama.embedding_length": 1_526_726_688}, "embedding_length"),
+        ({"llama.feed_forward_length": 1_000_000}, r"shape of a tensor differs.*ffn_gate.*1000000"),
         ({"llama.attention.head_count": 0}, "head_count"),
         ({"llama.rope.freq_base": "ten"}, "freq_base"),
         ({"llama.rope.freq_base": 0.0}, "must be above 0"),
-        ({"llama.block_count": 2_000_000_000}, "block_count"),
+        ({"llama.block_count": 2_000_000_000}, "num_hidden_layers  2000000000"),
     ],
 )
 def test_metadata_that_is_refused(metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -234,7 +208,7 @@ def test_architectures_and_tensors_that_are_refused(tmp_path: Path) -> None:
     theirs = make("llama")
     state = theirs.state_dict()
     path = tmp_path / "model.gguf"
-    with pytest.raises(RopeError, match=r"(?s)supports this architecture.*gemma"):
+    with pytest.raises(RopeError, match=r"(?s)not read from GGUF files.*gemma"):
         load(write_gguf(path, theirs.config, state, arch="gemma"))
     fewer = {name: tensor for name, tensor in state.items() if "layers.2.mlp.up" not in name}
     with pytest.raises(RopeError, match=r"(?s)missing or unknown.*missing_keys.*layers\.2\.mlp\.up_proj\.weight"):
@@ -242,7 +216,7 @@ def test_architectures_and_tensors_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match=r"(?s)unexpected_keys.*blk\.0\.ffn_gate_exps\.weight"):
         load(write_gguf(path, theirs.config, state, extra={"blk.0.ffn_gate_exps.weight": torch.zeros(2, 2)}))
     narrow = state | {"model.norm.weight": torch.zeros(31)}
-    with pytest.raises(RopeError, match=r"(?s)mismatched_keys.*model\.norm\.weight"):
+    with pytest.raises(RopeError, match=r"(?s)shape of a tensor differs.*output_norm.*\(31,\)"):
         load(write_gguf(path, theirs.config, narrow))
     path.write_bytes(b"not a model")
     with pytest.raises(RopeError, match=r"(?s)not a GGUF file.*model\.gguf"):
@@ -298,7 +272,7 @@ HEADER = 2200  # bytes of a small file that hold its metadata and the names of i
 
 
 @given(st.integers(0, HEADER) | st.integers(0, 10**9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_truncation_anywhere_is_named(small: bytes, tmp_path_factory: pytest.TempPathFactory, end: int) -> None:
     """A file cut at any byte is a RopeError that names it."""
     path = tmp_path_factory.mktemp("cut") / "cut.gguf"
@@ -308,7 +282,7 @@ def test_truncation_anywhere_is_named(small: bytes, tmp_path_factory: pytest.Tem
 
 
 @given(st.lists(st.tuples(st.integers(0, HEADER), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_damage_is_never_a_traceback(
     small: bytes, tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]]
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.audit.sources import findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.checkpoints.gguf import foreign_config
+from ropewalk.checkpoints.gguf import gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.opening import load_live, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
@@ -150,25 +150,24 @@ def test_a_real_llama_cpp_agrees(
 
 
 def test_the_metadata_of_gpt_oss_is_read(tmp_path: Path) -> None:
-    """transformers 5.23 maps no expert of llama.cpp's files (`GptOssTensorProcessor`): the rope is read, no weights."""
+    """Its experts are stored in another order: the rope is read, no weights."""
     path = write_foreign(of("gpt_oss"), tmp_path / "oss.gguf", YARN)
     rope = Checkpoint.open(path).ropes.rotating[None]
     assert rope.scaling == YaRN(4.0, 64)  # truncated as in llama.cpp, not as in the published config
-    with pytest.raises(RopeError, match=r"(?s)tensors.*missing.*experts.*Hugging Face folder"):
+    with pytest.raises(RopeError, match=r"(?s)not read from GGUF files.*gpt-oss.*Hugging Face folder"):
         open_reader(path)
 
 
 def test_what_would_be_lost_in_silence_is_refused(tmp_path: Path) -> None:
-    """A key that nobody reads, a narrower rotation, a kind of scaling, an architecture, a part of a file."""
-    model = of("starcoder2")
+    """A key that nobody reads, a narrower rotation, a kind of scaling, attention to later tokens, a tensor."""
+    model, path = of("starcoder2"), tmp_path / "odd.gguf"
     for key, value, words in (
         ("attention.scale", 0.5, "unknown key"),
+        ("attention.causal", False, "unknown key"),
         ("rope.dimension_count", 4, "does not fit what transformers computes"),
         ("rope.scaling.type", "cubic", "unknown rope scaling"),
     ):
         with pytest.raises(RopeError, match=words):
-            foreign_config(GGUFFile(write_foreign(model, tmp_path / "odd.gguf", {key: value})))
-    path = write_foreign(model, tmp_path / "odd.gguf")
-    path.write_bytes(path.read_bytes().replace(b"starcoder2", b"gptneox123"))
-    with pytest.raises(RopeError, match="neither ropewalk nor transformers"):
-        open_reader(path)
+            gguf_config(GGUFFile(write_foreign(model, path, {key: value})))
+    with pytest.raises(RopeError, match=r"(?s)unexpected_keys.*blk\.0\.ffn_sub_norm\.weight"):
+        open_reader(write_foreign(of("falcon"), path, **{"blk.0.ffn_sub_norm": torch.ones(32)}))

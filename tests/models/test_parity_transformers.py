@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
-from ropewalk.checkpoints.decoder_config import config_to_hf
-from ropewalk.checkpoints.load import load, read_config, save
+from ropewalk.checkpoints.decoder_config import config_from_hf, config_to_hf
+from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
@@ -47,7 +47,7 @@ def test_tiny_models(name: str, tmp_path: Path) -> None:
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     torch.testing.assert_close(logits(again, input_ids()), expected, rtol=0, atol=1e-6)
-    assert read_config(tmp_path / "ours") == ours.config
+    assert load(tmp_path / "ours").config == ours.config
     assert type(again) is type(theirs)
 
 
@@ -67,9 +67,9 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     }  # fmt: skip
     said = sizes | PUBLISHED.get(name, {"model_type": name})
     filled = transformers.AutoConfig.for_model(**said).to_dict()
-    config = read_config(said)
-    assert config == read_config(filled)
-    assert read_config(config_to_hf(config)) == config
+    config = config_from_hf(said, "said")
+    assert config == config_from_hf(filled, "filled")
+    assert config_from_hf(config_to_hf(config), "written") == config
 
 
 PROMPTS = (

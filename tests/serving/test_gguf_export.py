@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -180,18 +181,17 @@ def test_places(tmp_path: Path) -> None:
         apply(source, source, ApplySettings(method="pi", target=TARGET), overwrite=True)
 
 
-def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     """A failure half-way leaves nothing, and an earlier file as it was."""
     source = source_file(tmp_path)
     made = written(source, tmp_path)
     before, names = made.read_bytes(), sorted(path.name for path in tmp_path.iterdir())
-
-    def fails(self: Any, tensor: Any) -> None:
-        self.fout[0].write(b"half")
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", fails)
-    with pytest.raises(RopeError, match="no space left"):
-        apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        with pytest.raises(RopeError, match="too large"):
+            apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert made.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == names

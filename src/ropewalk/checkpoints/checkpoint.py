@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.decoder_config import NATIVE, half_split_rope
+from ropewalk.checkpoints.decoder_config import NATIVE, config_from_native, half_split_rope
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_rope import gguf_fields, gguf_ropes
-from ropewalk.checkpoints.load import read_alpha, read_config
+from ropewalk.checkpoints.load import read_alpha
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import NoRotation, RopeError
 from ropewalk.families import Family, family_named
@@ -66,7 +66,7 @@ class Checkpoint:
                 ropes = gguf_ropes(gguf)
                 return cls(name=name, config=gguf_fields(gguf, ropes), ropes=ropes, path=path, arch=arch)
             if config.get("model_type") == NATIVE:
-                own = cls.of_positions(name, read_config(config).positions)
+                own = cls.of_positions(name, config_from_native(config, str(file)).positions)
                 return dataclasses.replace(own, config=config, path=path, arch=arch)
             alpha = _alpha(config, path)
             ropes = ModelRopes.from_hf(config, alpha=alpha)

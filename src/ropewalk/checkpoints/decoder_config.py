@@ -48,7 +48,9 @@ def config_from_native(config: Mapping[str, Any], where: str) -> DecoderConfig:
         distinct = [_rope_from_dict(rope) for rope in config["ropes"]]
         ropes = tuple(None if number is None else distinct[number] for number in config["rope_of_layer"])
         windows = tuple(config["sliding_windows"])
-        extensions = tuple(_extension_from_dict(one) for one in config.get("extensions") or ())
+        extensions = tuple(
+            one and Extension.registry[one["name"]](**_unnamed(one)) for one in config.get("extensions") or ()
+        )
         return DecoderConfig(
             **{name: value for name, value in config.items() if name in named},
             rope=ropes,
@@ -78,17 +80,14 @@ def _encoding_from_dict(content: Mapping[str, Any] | None) -> EncodingConfig | N
     """Return the encoding from `_encoding_to_dict`; raise KeyError or TypeError for an unknown name or field."""
     if content is None:
         return None
-    values = {name: value for name, value in content.items() if name != "name"}
+    values = _unnamed(content)
     if values.get("rope") is not None:
         values["rope"] = _rope_from_dict(values["rope"])
     return ENCODINGS[content["name"]](**values)
 
 
-def _extension_from_dict(content: Mapping[str, Any] | None) -> Extension | None:
-    """Return an extension from its class's name and its fields."""
-    if content is None:
-        return None
-    return Extension.registry[content["name"]](**{name: value for name, value in content.items() if name != "name"})
+def _unnamed(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name != "name"}
 
 
 def _rope_to_dict(rope: RopeConfig) -> dict[str, Any]:
@@ -189,13 +188,42 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
 
 
 def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
-    """Return an equivalent config.json: Llama's if loading it gives an equal config, else ropewalk's own form."""
-    stated = _stated(config)
-    with suppress(RopeError):  # Llama cannot express it
-        written = _write(stated)
-        if written is not None and _layerwise(config_from_hf(written, "config")) == _layerwise(stated):
+    """Return an equivalent config.json: Llama's if it expresses the decoder, else ropewalk's own form."""
+    ropes = {_stated(rope) for rope in config.ropes}
+    rope = ropes.pop()
+    if ropes or rope is None or any(config.sliding_windows) or any(config.extensions):
+        return config_to_native(config)
+    with suppress(RopeError):  # transformers has no name for the rule, or Llama does not rotate so
+        written = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            **{name: getattr(config, name) for name in _SIZES},
+            "num_key_value_heads": config.kv_heads,
+            "head_dim": config.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": config.norm_eps,
+            "max_position_embeddings": rope.max_position_embeddings,
+            "rope_parameters": rope.to_hf(),
+            "tie_word_embeddings": config.tie_word_embeddings,
+            "attention_bias": config.attention_bias,
+            "mlp_bias": config.mlp_bias,
+            "attention_dropout": config.attention_dropout,
+            "initializer_range": config.initializer_range,
+            "use_cache": True,
+            # our own key: transformers keeps it and ignores it
+            **({"residual_dropout": config.residual_dropout} if config.residual_dropout else {}),
+        }
+        if config_from_hf(written, "config").rope == rope:
             return written
     return config_to_native(config)
+
+
+def _stated(rope: RopeConfig | None) -> RopeConfig | None:
+    """Return a rope without a length with LlamaConfig's default, unless its rule reads the length."""
+    if rope is None or rope.max_position_embeddings is not None:
+        return rope
+    reads_length = rope.scaling is not None and rope.scaling.reads_max_length
+    return rope if reads_length else replace(rope, max_position_embeddings=_LLAMA["max_position_embeddings"])
 
 
 def half_split(config: DecoderConfig) -> DecoderConfig:
@@ -213,37 +241,39 @@ def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
 def _check_llama(settings: Mapping[str, Any], where: str) -> None:
     """Raise `RopeError` for another architecture than Llama's, whole or without its head, and for unknown parts."""
 
-    def refuse(rule: str, cure: str, **facts: Any) -> None:
-        raise RopeError(f"load: {rule}", facts={"file": where, **facts}, cure=cure)
+    def refuse(rule: str, cure: str, *keys: str) -> None:
+        facts = {"file": where, **{key: settings.get(key) for key in keys}}
+        raise RopeError(f"load: {rule}", facts=facts, cure=cure)
 
     model_type, architectures = settings.get("model_type"), settings.get("architectures")
     if model_type != "llama" or (architectures and architectures not in (["LlamaForCausalLM"], ["LlamaModel"])):
-        own = {"auto_map": settings["auto_map"]} if settings.get("auto_map") else {}
+        code = bool(settings.get("auto_map"))
         refuse(
             "unknown architecture: rw.Decoder has Llama's layout"
-            + (", and ropewalk never runs the code named in the config." if own else "."),
+            + (", and ropewalk never runs the code named in the config." if code else "."),
             "Load it with transformers, and pass the model to rw.attach or rw.doctor.",
-            model_type=model_type,
-            architectures=architectures,
-            **own,
+            *("model_type", "architectures", *(["auto_map"] if code else [])),
         )
     if settings["hidden_act"] not in ("silu", "swish"):
         cure = "Use the model's own code for a different function."
-        refuse("the feed-forward must be gated by silu.", cure, hidden_act=settings["hidden_act"])
+        refuse("the feed-forward must be gated by silu.", cure, "hidden_act")
     for key in ("quantization_config", "rope_interleaved", "num_local_experts", "num_experts"):
         if settings.get(key):
-            refuse(f"the config's `{key}` is not supported.", "Load it with transformers.", **{key: settings[key]})
+            refuse(f"the config's `{key}` is not supported.", "Load it with transformers.", key)
     kinds = settings.get("layer_types")
     if kinds and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
         cure = "Remove `layer_types`, or load the model with transformers."
-        refuse("all layers of a Llama attend to all earlier tokens, but `layer_types` differ.", cure, layer_types=kinds)
+        refuse("all layers of a Llama attend to all earlier tokens, but `layer_types` differ.", cure, "layer_types")
     block = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     for holder in (settings, block if isinstance(block, Mapping) else {}):
         fraction = holder.get("partial_rotary_factor")
         # p-RoPE's fraction is the share of pairs that rotate in the whole head; transformers' rule has that meaning
         if fraction not in (None, 1, 1.0) and holder.get("rope_type") != "proportional":
-            cure = "Use the model's own code; RopeConfig.from_hf supports the rope itself."
-            refuse("Llama rotates the whole head, but the config rotates a part.", cure, partial_rotary_factor=fraction)
+            raise RopeError(
+                "load: Llama rotates the whole head, but the config rotates a part.",
+                facts={"file": where, "partial_rotary_factor": fraction},
+                cure="Use the model's own code; RopeConfig.from_hf supports the rope itself.",
+            )
 
 
 def _number(settings: Mapping[str, Any], name: str) -> float:
@@ -256,48 +286,3 @@ def _number(settings: Mapping[str, Any], name: str) -> float:
             cure="Correct the key in config.json, or download the file again.",
         )
     return float(value or 0.0)
-
-
-def _write(config: DecoderConfig) -> dict[str, Any] | None:
-    """Return a config.json of Llama for `config`, possibly incomplete; None without a rope."""
-    rope = next((rope for rope in config.ropes if rope is not None), None)
-    if rope is None:
-        return None
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **{name: getattr(config, name) for name in _SIZES},
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": config.norm_eps,
-        "max_position_embeddings": rope.max_position_embeddings,
-        "rope_parameters": rope.to_hf(),
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
-        "attention_dropout": config.attention_dropout,
-        "initializer_range": config.initializer_range,
-        "use_cache": True,
-        # our own key: transformers keeps it and ignores it
-        **({"residual_dropout": config.residual_dropout} if config.residual_dropout else {}),
-    }
-
-
-def _stated(config: DecoderConfig) -> DecoderConfig:
-    """Return `config` with LlamaConfig's default length in ropes without one, if that changes nothing."""
-
-    def stated(rope: RopeConfig | None) -> RopeConfig | None:
-        if rope is None or rope.max_position_embeddings is not None:
-            return rope
-        reads_length = rope.scaling is not None and rope.scaling.reads_max_length
-        return rope if reads_length else replace(rope, max_position_embeddings=_LLAMA["max_position_embeddings"])
-
-    rope = config.rope
-    return replace(config, rope=tuple(map(stated, rope)) if isinstance(rope, tuple) else stated(rope))
-
-
-def _layerwise(config: DecoderConfig) -> dict[str, Any]:
-    """Return all fields of a config, layer by layer, for comparing two configs."""
-    plain = {field.name: getattr(config, field.name) for field in fields(config)}
-    return {**plain, "rope": config.ropes, "sliding_window": config.sliding_windows, "extension": config.extensions}

@@ -10,6 +10,7 @@ src/llama-context.cpp and src/models/.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from ropewalk.atomic_io import whole_file
 from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
 from ropewalk.checkpoints.gguf_rope import STOPPED, rope_parameters
 from ropewalk.errors import RopeError
-from ropewalk.imports import need
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
@@ -61,32 +61,22 @@ def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length:
     >>> gguf_rope(rope, "llama", "pi", Reach(16, 64)).keys["rope.scaling.factor"]
     4.0
     """
-    found = _expressed(rope, arch, method, reach, length)
-    if found is not None:
-        return found
-    if rope.needs_seq_len and rope.switch_length is None:
-        return "its frequencies depend on the length, but llama.cpp fixes them when it starts"
-    if arch in WITH_DIVISORS:
-        return "the keys of a .gguf file cannot express these frequencies"
-    return f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
-
-
-def _expressed(rope: RopeConfig, arch: str, method: str, reach: Reach, length: int | None) -> GGUFRope | None:
-    """Return the keys and divisors that read back as the rope, or None."""
     record, scaled = METHODS.get(method), rope.scaling is not None
     unchanged = record is not None and (record.keeps_own or (record.scaling is None and scaled))
     own = (rope.max_position_embeddings if unchanged else None) or reach.trained
-    context = (length or reach.target) if scaled and not unchanged else own
+    context, lengths = (length or reach.target) if scaled and not unchanged else own, (reach.trained, reach.target)
     with suppress(RopeError):
         for theta, keys, divisors in _scalings(rope, arch, reach, context):
             stated = {"context_length": context, "rope.freq_base": theta, **keys}
             block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
             read = _of_llama(rope, block, context)
-            if same_rope(
-                read, rope, compared_lengths(reach.trained, reach.target), relative=CLOSE, absolute=_NEGLIGIBLE
-            ):
+            if same_rope(read, rope, compared_lengths(*lengths), relative=CLOSE, absolute=_NEGLIGIBLE):
                 return GGUFRope(stated, divisors)
-    return None
+    if rope.needs_seq_len and rope.switch_length is None:
+        return "its frequencies depend on the length, but llama.cpp fixes them when it starts"
+    if arch in WITH_DIVISORS:
+        return "the keys of a .gguf file cannot express these frequencies"
+    return f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
 
 
 def _of_llama(rope: RopeConfig, block: Mapping[str, Any], length: int) -> RopeConfig:
@@ -111,7 +101,9 @@ def _scalings(
             linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(named["factor"])}
             yield theta, linear | original | trained, {}
         if kind == "yarn":
-            yarn = {"rope.scaling.type": "yarn", **_yarn(float(named["factor"]), rope)}
+            yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": float(named["factor"])}
+            attention = attention_factor_of(rope) / yarn_mscale(float(named["factor"]), 1.0)  # of llama.cpp's own
+            yarn |= {} if math.isclose(attention, 1.0, rel_tol=1e-9) else {"rope.scaling.attn_factor": attention}
             yield theta, yarn | original | trained, {}
     switch = rope.switch_length
     if arch not in WITH_DIVISORS or rope.rotary_dim != rope.head_dim or (rope.needs_seq_len and switch is None):
@@ -130,15 +122,6 @@ def _scalings(
     yield rope.theta, keys | chosen, lists
 
 
-def _yarn(factor: float, rope: RopeConfig) -> dict[str, float]:
-    """Return YaRN's numbers; llama.cpp multiplies its own 0.1 ln(factor) + 1 by attn_factor."""
-    keys = {"rope.scaling.factor": factor}
-    attention = attention_factor_of(rope) / yarn_mscale(factor, 1.0)
-    if not math.isclose(attention, 1.0, rel_tol=1e-9):
-        keys["rope.scaling.attn_factor"] = attention
-    return keys
-
-
 def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(old / new if new else STOPPED for old, new in zip(plain, scaled, strict=True))
 
@@ -146,42 +129,39 @@ def _divisors(plain: tuple[float, ...], scaled: tuple[float, ...]) -> tuple[floa
 def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Progress | None = None) -> None:
     """Copy a GGUF file with a new rope, all other keys and weights byte for byte.
 
-    `rope` None keeps the file's own. The write is atomic; it needs memory for one tensor.
+    `rope` None keeps the file's own. The write is atomic; it needs memory for one tensor. Source: ggml's docs/gguf.md.
     """
-    gguf, arch, shown = need("gguf"), source.metadata["general.architecture"], progress or SilentProgress()
-    kinds, tensor_kinds = gguf.GGUFValueType, gguf.GGMLQuantizationType
-    writer = gguf.GGUFWriter(None, arch)
-    writer.data_alignment = int(source.metadata.get("general.alignment", 32))
-    writer.add_string(_VERSION, __version__)
-    replaced = () if rope is None else (f"{arch}.rope.scal", f"{arch}.rope.freq_base", f"{arch}.context_length")
-    for key, typed in source.typed.items():
-        if key in ("general.architecture", _VERSION) or key.startswith(replaced or "\0") or typed.value == []:
-            continue  # the writer does not support empty arrays
-        element = () if typed.element is None else (kinds(typed.element),)
-        writer.add_key_value(key, typed.value, kinds(typed.kind), *element)
-    adders = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
-    for key, value in (rope.keys if rope is not None else {}).items():
-        adders[type(value)](f"{arch}.{key}", value)
-    divisors = {} if rope is None else {f"{name}.weight": of for name, of in rope.divisors.items()}
-    new = {name: np.array(of, dtype=np.float32) for name, of in divisors.items()}
-    kept = [name for name in source.tensors if rope is None or name not in ROPE_TENSORS]
-    for name, values in new.items():
-        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes, tensor_kinds.F32)
-    for name in kept:
-        tensor = source.tensors[name]
-        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), tensor.size, tensor_kinds(tensor.kind))
-    shown.begin(f"writing {path.name} (MiB)", sum(source.tensors[name].size for name in kept) >> 20)
-    with whole_file(path) as temporary:
-        try:
-            writer.write_header_to_file(temporary)
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            for values in new.values():
-                writer.write_tensor_data(values)
-            done = 0
-            for name in kept:
-                writer.write_tensor_data(source.stored(name))
-                before, done = done, done + source.tensors[name].size
-                shown.advance((done >> 20) - (before >> 20))
-        finally:
-            writer.close()
+    arch, shown = source.metadata["general.architecture"], progress or SilentProgress()
+    replaced = ("\0",) if rope is None else (f"{arch}.rope.scal", f"{arch}.rope.freq_base", f"{arch}.context_length")
+    entries = {key: entry for key, entry in source.entries.items() if not key.startswith(replaced)}
+    new = {_VERSION: __version__} | {f"{arch}.{key}": value for key, value in (rope.keys if rope else {}).items()}
+    entries |= {key: _entry(key, value) for key, value in new.items()}
+    divisors = {f"{name}.weight": np.array(of, dtype="<f4") for name, of in (rope.divisors if rope else {}).items()}
+    tensors = [(name, values.shape, 0, values.view(np.uint8).data) for name, values in divisors.items()]
+    for name, tensor in source.tensors.items():
+        if rope is None or name not in ROPE_TENSORS:
+            tensors.append((name, tensor.shape, tensor.kind, source.stored(name).data))
+    alignment = int(source.metadata.get("general.alignment", 32))
+    header, offset = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(entries)), *entries.values()], 0
+    for name, shape, kind, data in tensors:
+        header.append(_string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, offset))
+        offset += len(data) + -len(data) % alignment
+    shown.begin(f"writing {path.name} (MiB)", offset >> 20)
+    with whole_file(path) as temporary, temporary.open("wb") as out:
+        for data in (memoryview(b"".join(header)), *(one[-1] for one in tensors)):
+            before = out.tell() >> 20
+            out.write(data)
+            out.write(b"\0" * (-len(data) % alignment))
+            shown.advance((out.tell() >> 20) - before)
+
+
+def _string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _entry(key: str, value: str | bool | float) -> bytes:
+    """Return a key and its value, with ggml's number of its type, as a file stores them."""
+    if isinstance(value, str):
+        return _string(key) + struct.pack("<I", 8) + _string(value)
+    number, code = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}[type(value)]
+    return _string(key) + struct.pack(f"<I{code}", number, value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -33,29 +32,16 @@ _STORED = {0: (torch.float32, 4), 1: (torch.float16, 2), 30: (torch.bfloat16, 2)
 class GGUFTensor:
     """The place of one tensor: `shape` in torch's order (rows first), `offset` and `size` in bytes of the file."""
 
-    name: str
     shape: tuple[int, ...]
     kind: int
     offset: int
     size: int
 
 
-@dataclass(frozen=True)
-class TypedValue:
-    """A stored metadata value: ggml's number of its type and of an array's element type, and the value.
-
-    Strings are undecoded bytes.
-    """
-
-    kind: int
-    element: int | None
-    value: Any
-
-
 class GGUFFile:
     """A GGUF file (versions 2 and 3, little-endian), mapped copy-on-write, its tensors dequantised one at a time.
 
-    - `metadata`: every key and value, as Python numbers, strings and lists. `typed`: the same as stored.
+    - `metadata`: every key and value, as Python numbers, strings and lists. `entries`: the stored bytes of both.
     - `tensors`: name to `GGUFTensor`. `whole`: whether the file contains the names of all tensors.
     - `rope_only`: list only the tensors that divide frequencies; the file may end behind its metadata.
 
@@ -71,7 +57,7 @@ class GGUFFile:
         except (OSError, ValueError) as error:
             raise self.error("the file cannot be read.", facts={"error": str(error)}) from error
         self._at, self._end = 0, len(self._map)
-        self.typed: dict[str, TypedValue] = {}
+        self.entries: dict[str, bytes] = {}
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
         self._read_header()
@@ -89,68 +75,59 @@ class GGUFFile:
             return flat.view(tensor.shape).to(dtype or torch.float32)
         gguf = need("gguf")
         kind = gguf.GGMLQuantizationType(tensor.kind)
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        rows = np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
         try:
-            dequantised: npt.NDArray[np.float32] = gguf.quants.dequantize(
-                rows.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * size), kind
-            )
+            rows = self.stored(name).reshape(*tensor.shape[:-1], -1)
+            return torch.from_numpy(gguf.quants.dequantize(rows, kind)).to(dtype or torch.float32)
         except NotImplementedError as error:
             raise self.error(
                 "a tensor's type cannot be dequantised.",
                 facts={"tensor": name, "type": kind.name},
                 cure="Use a file in F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 or one of the K types.",
             ) from error
-        return torch.from_numpy(dequantised).to(dtype or torch.float32)
 
     def stored(self, name: str) -> npt.NDArray[np.uint8]:
-        """Return a tensor's bytes, `[..., bytes of a row]`: a view of the mapping."""
+        """Return a tensor's bytes: a view of the mapping."""
         tensor = self.tensors[name]
-        flat = np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
-        return flat.reshape(*tensor.shape[:-1], -1)
+        return np.frombuffer(self._map, dtype=np.uint8, count=tensor.size, offset=tensor.offset)
 
-    def _take(self, code: str) -> Any:
-        """Read the next number of the file."""
+    def _take(self, code: str) -> tuple[Any, ...]:
+        """Read the next numbers of the file."""
         size = struct.calcsize("<" + code)
         if self._at + size > self._end:
             raise self._truncated()
-        value = struct.unpack_from("<" + code, self._map, self._at)[0]
+        values = struct.unpack_from("<" + code, self._map, self._at)
         self._at += size
-        return value
+        return values
 
-    def _string(self) -> bytes:
+    def _string(self) -> str:
         """Read the next string of the file."""
-        length = self._take("Q")
-        if self._at + length > self._end:
+        start = self._at + 8
+        self._at = start + self._take("Q")[0]
+        if self._at > self._end:
             raise self._truncated()
-        self._at += length
-        return self._map[self._at - length : self._at]
+        return self._map[start : self._at].decode("utf-8", errors="replace")
 
     def _value(self, kind: int, depth: int = 0) -> Any:
         """Read the next metadata value of the file, nested in `depth` arrays."""
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            inner, count = self._take("I"), self._take("Q")
+            inner, count = self._take("IQ")
+            if count > self._end - self._at:
+                raise self._truncated()
             if inner in _SCALARS:
-                layout = f"<{count}{_SCALARS[inner]}"
-                if count * struct.calcsize("<" + _SCALARS[inner]) > self._end - self._at:
-                    raise self._truncated()
-                values = list(struct.unpack_from(layout, self._map, self._at))
-                self._at += struct.calcsize(layout)
-                return values
+                return list(self._take(f"{count}{_SCALARS[inner]}"))
+            if inner == _STRING:
+                return [self._string() for _ in range(count)]
             if depth == _DEEPEST:
                 raise self.error(
                     "metadata arrays are nested too deep: the file is damaged.",
                     facts={"depth": depth + 1, "byte": self._at},
                 )
-            read: Callable[[], Any] = self._string if inner == _STRING else lambda: self._value(inner, depth + 1)
-            if count > self._end - self._at:
-                raise self._truncated()
-            return [read() for _ in range(count)]
+            return [self._value(inner, depth + 1) for _ in range(count)]
         if kind not in _SCALARS:
             raise self.error("unknown metadata type: the file is damaged.", facts={"type": kind, "byte": self._at})
-        return self._take(_SCALARS[kind])
+        return self._take(_SCALARS[kind])[0]
 
     def _truncated(self) -> RopeError:
         return self.error(
@@ -167,27 +144,26 @@ class GGUFFile:
                 cure="Pass a .gguf file, or the folder of safetensors; pickled weights are not supported.",
             )
         self._at = 4
-        version = self._take("I")
+        (version,) = self._take("I")
         if version not in _VERSIONS:
             raise self.error(
                 "unknown GGUF version (or a big-endian file).",
                 facts={"version": version, "known": _VERSIONS},
                 cure="Convert the model again with a current llama.cpp.",
             )
-        tensors, keys = self._take("Q"), self._take("Q")
+        tensors, keys = self._take("QQ")
         for _ in range(keys):
-            key, kind = _decoded(self._string()), self._take("I")
-            at, value = self._at, self._value(kind)
-            element = struct.unpack_from("<I", self._map, at)[0] if kind == _ARRAY else None
-            self.typed[key], self.metadata[key] = TypedValue(kind, element, value), _decoded(value)
+            start, key = self._at, self._string()
+            self.metadata[key] = self._value(*self._take("I"))
+            self.entries[key] = self._map[start : self._at]
         infos = []
         try:
             for _ in range(tensors):
-                name, dims = _decoded(self._string()), self._take("I")
+                name, (dims,) = self._string(), self._take("I")
                 if dims > 8:
                     raise self._truncated()
-                shape = tuple(reversed([int(self._take("Q")) for _ in range(dims)]))
-                infos.append((name, shape, self._take("I"), self._take("Q")))
+                *sizes, kind, offset = self._take(f"{dims}QIQ")
+                infos.append((name, tuple(reversed(sizes)), kind, offset))
         except RopeError:
             if not self._rope_only:
                 raise
@@ -198,21 +174,20 @@ class GGUFFile:
             raise self.error("the metadata is damaged.", facts={"general.alignment": alignment})
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in infos:
-            if self._rope_only and name not in ROPE_TENSORS:
-                continue
-            self._place(GGUFTensor(name, shape, kind, start + offset, self._bytes(name, shape, kind)))
+            if not self._rope_only or name in ROPE_TENSORS:
+                self._place(GGUFTensor(shape, kind, start + offset, self._bytes(name, shape, kind)), name)
 
-    def _place(self, tensor: GGUFTensor) -> None:
+    def _place(self, tensor: GGUFTensor, name: str) -> None:
         """Record a tensor; raise `RopeError` if it is repeated or ends beyond the file."""
-        if tensor.name in self.tensors:
-            raise self.error("two tensors have the same name.", facts={"tensor": tensor.name})
+        if name in self.tensors:
+            raise self.error("two tensors have the same name.", facts={"tensor": name})
         if tensor.offset + tensor.size > self._end:
             raise self.error(
                 "the file ends inside this tensor: it is truncated.",
-                facts={"tensor": tensor.name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
+                facts={"tensor": name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
                 cure="Fetch the file again" + (", at least up to there." if self._rope_only else "."),
             )
-        self.tensors[tensor.name] = tensor
+        self.tensors[name] = tensor
 
     def _bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
         """Return the size of a tensor in the file, in bytes."""
@@ -228,10 +203,3 @@ class GGUFFile:
                 "a quantised row must contain whole blocks.", facts={"tensor": name, "shape": shape, "block": block}
             )
         return int(prod(shape) // block * size)
-
-
-def _decoded(value: Any) -> Any:
-    """Return a value with its strings decoded."""
-    if isinstance(value, list) and value and isinstance(value[0], bytes | list):
-        return [_decoded(one) for one in value]
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value

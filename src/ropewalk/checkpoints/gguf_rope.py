@@ -21,7 +21,7 @@ from ropewalk.rope.values import MOST_SIZE, MOST_TOKENS, as_whole, is_number
 
 STOPPED = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
 _FULL, _RECURRENT = "full_attention", "recurrent"
-_SIZES = {
+SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
     "attention.head_count": "num_attention_heads",
@@ -43,12 +43,17 @@ def own_keys(file: GGUFFile) -> tuple[str, dict[str, Any]]:
     return arch, {key[len(arch) + 1 :]: one for key, one in file.metadata.items() if key.startswith(f"{arch}.")}
 
 
+def model_type_of(file: GGUFFile) -> str:
+    """Return the model_type of the config of a file's model."""
+    arch, own = own_keys(file)
+    row = ARCHITECTURES.get(arch)
+    return "mistral" if arch == "llama" and own.get("attention.sliding_window") else (row and row.family) or arch
+
+
 def gguf_fields(file: GGUFFile, ropes: ModelRopes | None = None) -> dict[str, Any]:
     """Return the sizes of a file's model, and the `rope_parameters` of its ropes, as a config.json names them."""
-    arch, own = own_keys(file)
-    row, blocks = ARCHITECTURES.get(arch), dict[str, dict[str, Any]]()
-    family = "mistral" if arch == "llama" and own.get("attention.sliding_window") else row and row.family
-    fields = {name: own[key] for key, name in _SIZES.items() if as_whole(own.get(key))}
+    own, blocks = own_keys(file)[1], dict[str, dict[str, Any]]()
+    fields = {name: own[key] for key, name in SIZES.items() if as_whole(own.get(key))}
     for label, rope in ropes.rotating.items() if ropes is not None else ():
         block = {"rope_type": "default"}
         with suppress(RopeError):  # no name for the rule
@@ -58,7 +63,7 @@ def gguf_fields(file: GGUFFile, ropes: ModelRopes | None = None) -> dict[str, An
         blocks[str(label)] = block | {key: value for key, value in more.items() if value}
         fields |= {"head_dim": rope.head_dim} if len(blocks) == 1 else {}
     fields |= {"rope_parameters": blocks if len(blocks) > 1 else next(iter(blocks.values()))} if blocks else {}
-    return {"model_type": family or arch, **fields}
+    return {"model_type": model_type_of(file), **fields}
 
 
 def gguf_ropes(file: GGUFFile) -> ModelRopes:
@@ -195,7 +200,7 @@ class _Model:
         )
         vocabulary = own.get("vocab_size", len(self.file.metadata.get("tokenizer.ggml.tokens") or ()))
         known = {**block, "max_position_embeddings": context, "vocab_size": vocabulary}
-        trained = trained_as(str(gguf_fields(self.file)["model_type"]), block["rope_type"], known)
+        trained = trained_as(model_type_of(self.file), block["rope_type"], known)
         return replace(rope, head_dim=width if row.mla else head, rotary_dim=width, axes=axes, trained=trained)
 
     def _axes(self, pairs: int) -> tuple[int, ...] | None:
@@ -261,13 +266,10 @@ def rope_parameters(
 ) -> dict[str, Any]:
     """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
 
-    The result is what llama.cpp computes: it applies divisors and `attn_factor` with every type, but YaRN's numbers
-    only for the architectures whose `ARCHITECTURES` row has them; a warning names the others if they differ from 1, the
-    usual attention factor, 32 and 1. Source: `llama_model_base::load_hparams`, each architecture's
-    `load_arch_hparams` and src/llama-context.cpp of llama.cpp b11549.
-
-    **Arguments:** `rotary_dim`: rotated features. `where` names the file in errors. `arch`: llama.cpp's architecture.
-    **Raises:** `RopeError` for an unknown kind of scaling or key, and for divisors next to YaRN.
+    llama.cpp applies divisors and `attn_factor` with every type, but YaRN's numbers only for the architectures whose
+    `ARCHITECTURES` row has them; a warning names the others if they differ from 1, the usual attention factor, 32 and
+    1. Source: `llama_model_base::load_hparams`, each architecture's `load_arch_hparams` and src/llama-context.cpp of
+    b11549. `rotary_dim`: rotated features. `where` names the file in errors.
     """
     unknown = sorted(key for key in metadata if key.startswith("rope.") and key not in _KNOWN)
     kind = metadata.get("rope.scaling.type", "linear")  # llama.cpp's default: a factor without a type is linear
@@ -378,8 +380,7 @@ def factors_as_rule(
 ) -> dict[str, Any]:
     """Return the block of rope_freqs.weight: Llama 3's rule if it gives every divisor to 2e-6, else the divisors.
 
-    The file contains only each frequency's divisor, not the rule's four numbers. The function tries the published
-    numbers: 1, 4, and 8192 or the stated length.
+    The file does not contain the rule's numbers. The published ones are tried: 1, 4, and 8192 or the stated length.
 
     >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
     {'rope_type': 'default'}

@@ -36,6 +36,8 @@ QuestionIds = tuple[Sequence[int], Sequence[Sequence[int]]]
 """Token ids to append to a prefix, and the continuations to score after them; at least one token each."""
 Top = list[tuple[int, float]]
 """Tokens with their log-probabilities in nats, the likeliest first."""
+Tree = tuple[list[tuple[int, int]], list[list[tuple[int, int]]]]
+"""Nodes (parent as in `Branches`, token), and for each continuation its tokens with their preceding nodes."""
 
 
 class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
@@ -106,14 +108,12 @@ _LINEAR = nn.Linear.forward
 class LiveModel:
     """The layers and the head of a causal language model of transformers, called separately; modules are not changed.
 
-    `hidden` calls the model's own layers with its cache. `logits` calls its own `forward` with hidden states instead
-    of the layers, so soft caps, scales and other steps after the head are the model's. For half types, logits are
-    computed in float32 from the rounded hidden states and weights. If nothing follows the head and it is on a CPU
-    that multiplies the half type fast, losses are those of `half_losses`: a third of the time.
+    `logits` calls the model's own `forward` with hidden states instead of the layers, so soft caps, scales and other
+    steps after the head are the model's. For half types, logits are computed in float32 from the rounded hidden states
+    and weights. If nothing follows the head and it is on a CPU that multiplies the half type fast, losses are those of
+    `half_losses`: a third of the time.
 
     - `branches`: whether one forward can process several continuations of a cache: all layers have our attention.
-
-    **Raises:** `RopeError` for a model without a head for the next token.
     """
 
     def __init__(self, model: Any) -> None:
@@ -129,10 +129,7 @@ class LiveModel:
         return device
 
     def hidden(self, input_ids: Tensor, cache: Any, first: int, branches: Branches | None = None) -> Tensor:
-        """Return the last hidden states `[rows, tokens, hidden]` of these tokens, from position `first` on.
-
-        `branches`: the tokens are several continuations of the cache's `first` tokens, if `self.branches`.
-        """
+        """Return the last hidden states `[rows, tokens, hidden]` of tokens or branches, from position `first` on."""
         rows, tokens = input_ids.shape
         total = first + tokens
         layout = TokenLayout(
@@ -149,7 +146,10 @@ class LiveModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 `[tokens, vocab]`, from hidden states `[tokens, hidden]`."""
-        return _after(self._shell, hidden)
+        forward = type(self._shell).forward
+        out = forward(self._shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
+        logits: Tensor = out.logits[0].float()
+        return logits
 
     def target_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the nats of each target, float32 `[tokens]`, from hidden states `[tokens, hidden]`."""
@@ -165,8 +165,8 @@ class LiveModel:
     def _plain_weight(self) -> Tensor | None:
         """Return the half-precision weight of the head if the model only multiplies hidden states by it, else None.
 
-        The logits of its forward must be the product's, bit for bit. This detects soft caps, scales, a bias and other
-        steps. None also for a half type that the device multiplies slowly.
+        The logits of its forward must be the product's, bit for bit. None also for a type that the device multiplies
+        slowly.
         """
         head = None if self._wide is None else self._shell._modules[self._wide]
         if head is None or hasattr(head, "_hf_hook") or slow_dtype(head.weight.dtype, head.weight.device.type):
@@ -201,21 +201,21 @@ class LiveModel:
             )
         cache, half = new_cache(self.model.config, CHECKED), CHECKED // 2
         allowed = (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most)
+        start, rest = self.hidden(ids[:, :half], cache, 0), ids[:, half:]
 
-        def difference(*parts: Tensor) -> float:
-            logits = self.logits(torch.cat(parts, 1)[0])
-            return float((logits - whole).abs().max()) if logits.shape == whole.shape else float("nan")
+        def difference(*ends: Tensor) -> float:
+            found = [self.logits(torch.cat((start, end), 1)[0]) for end in ends]
+            same = all(logits.shape == whole.shape for logits in found)
+            return max(float((logits - whole).abs().max()) for logits in found) if same else float("nan")
 
-        start, largest = self.hidden(ids[:, :half], cache, 0), float("nan")
         if self.branches:
-            doubled = torch.cat((ids[:, half:], ids[:, half:]), 1)  # the rest of the text, twice
             tree = Branches([*range(-1, half - 1), -1, *range(half, 2 * half - 1)], self.device)
             with restored(cache):
-                both = torch.split(self.hidden(doubled, cache, half, tree), half, 1)
-            largest = max(difference(start, one) for one in both)
+                both = self.hidden(torch.cat((rest, rest), 1), cache, half, tree)
+            largest = difference(*torch.split(both, half, 1))
             self.branches = largest <= allowed
         if not self.branches:
-            largest = difference(start, self.hidden(ids[:, half:], cache, half))
+            largest = difference(self.hidden(rest, cache, half))
         if not largest <= allowed:
             raise RopeError(
                 "transformers: in chunks, this model's logits differ from its own forward.",
@@ -232,13 +232,11 @@ class LiveModel:
 def half_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """Return the nats of each target, float32 `[tokens]`, from products in a half type.
 
-    **Arguments:**
-    - `hidden`: `[tokens, hidden]`, in the head's dtype. `weight`: `[vocab, hidden]`. `targets`: int64 `[tokens]`.
+    `hidden`: `[tokens, hidden]`, in the dtype of `weight`, `[vocab, hidden]`. `targets`: int64 `[tokens]`.
 
-    **Numerics:** products of half types are summed in float32 and then rounded: a logit of 20 by up to 0.06.
-    Therefore about the target's logit is subtracted from all logits of a token, which softmax ignores. The logits with
-    an effect on the loss are then small, and so are their rounding errors: on SmolLM2 0.002 nats instead of 0.026, root
-    mean square.
+    **Numerics:** sums in float32 are rounded to the half type: a logit of 20 by up to 0.06. Therefore about the
+    target's logit is subtracted from all logits of a token, which softmax ignores. Those with an effect on the loss are
+    then small, and so are their errors: on SmolLM2 0.002 nats instead of 0.026, root mean square.
 
     >>> half_losses(torch.ones(1, 2).half(), torch.eye(3, 2).half(), torch.tensor([2]))
     tensor([1.8620])
@@ -264,7 +262,7 @@ def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _StandIn(nn.Module):
-    """A module in the place of another one, without its weights; other attributes are those of that module."""
+    """A module in the place of another one, without its weights; its attributes are those of that module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -305,20 +303,12 @@ class _WideHead(_StandIn):
     """
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits, float32 `[..., vocab]`."""
         hook = getattr(self, "_hf_hook", None)
         if hook is not None:
             (hidden,), _ = hook.pre_forward(self._module[0], hidden)
         logits = wide_product(hidden, self.weight)
         logits = logits if self.bias is None else logits + self.bias.float()
         return logits if hook is None else hook.post_forward(self._module[0], logits)
-
-
-def _after(shell: Any, hidden: Tensor) -> Tensor:
-    """Return logits, float32 `[tokens, vocab]`, of a model with replaced layers, from hidden states."""
-    out = type(shell).forward(shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
-    logits: Tensor = out.logits[0].float()
-    return logits
 
 
 def _halves(model: Any) -> tuple[Any, Any, str | None]:
@@ -343,10 +333,7 @@ def _halves(model: Any) -> tuple[Any, Any, str | None]:
 
 
 def _is_plain(head: nn.Module, forward: str) -> bool:
-    """Return whether a call of `head` computes only what `nn.Linear` defines; `forward`: the name of its forward.
-
-    A subclass (also that of a parametrization), a patched forward, and any hook, its own or global, make it False.
-    """
+    """Return whether a call of `head` computes only what `nn.Linear` defines; `forward`: the name of its forward."""
     own = vars(head)
     return (
         type(head) is nn.Linear
@@ -370,21 +357,18 @@ def likeliest(log_probs: Tensor, count: int) -> Top:
 class Prefix:
     """Tokens in a model's cache, after which questions are asked.
 
-    - `cache`: of one row, with `tokens` tokens. `chunk`: tokens of one forward.
+    - `cache`: of one row, with `tokens` tokens.
     """
 
-    def __init__(self, live: LiveModel, cache: Any, *, chunk: int, tokens: int = 0) -> None:
-        self.live, self.cache, self.chunk, self.tokens = live, cache, chunk, tokens
+    def __init__(self, live: LiveModel, cache: Any, tokens: int = 0) -> None:
+        self.live, self.cache, self.tokens = live, cache, tokens
 
     @torch.inference_mode()
     def ask(self, questions: Sequence[QuestionIds]) -> list[list[float]]:
         """Return the log-probability in nats of each continuation of each question, summed over its tokens.
 
-        Each question is independent of the others and comes directly after the prefix. The tokens of all questions go
-        through the model as branches of one row, 256 at a time, if it allows that; else each line of them is appended
-        alone. They are removed again, so the prefix is neither copied nor changed.
-
-        **Raises:** `RopeError` for a question or a continuation without tokens.
+        Each question comes directly after the prefix, which is neither copied nor changed. The tokens of all questions
+        go through the model as branches of one row, 256 at a time, if it allows that; else each line is appended alone.
         """
         for question, continuations in questions:
             if not (len(question) and continuations and all(map(len, continuations))):
@@ -393,9 +377,9 @@ class Prefix:
                     facts={"question": list(question), "tokens of each": list(map(len, continuations))},
                     cure="Pass at least one token for the question and for each continuation.",
                 )
-        trees = [Tree(question, continuations) for question, continuations in questions]
+        trees = [tree_of(question, continuations) for question, continuations in questions]
         answers: list[list[float]] = []
-        for first, last in runs_of([len(tree.tokens) for tree in trees], ASK_TOKENS):
+        for first, last in runs_of([len(nodes) for nodes, _ in trees], ASK_TOKENS):
             answers += self._answers(trees[first:last])
         return answers
 
@@ -404,25 +388,25 @@ class Prefix:
         tokens: list[int] = []
         parents: list[int] = []
         wanted: list[tuple[int, int]] = []
-        for tree in trees:
+        for nodes, lines in trees:
             start = len(tokens)
-            tokens += tree.tokens
-            parents += [parent if parent < 0 else start + parent for parent in tree.parents]
-            wanted += [(start + node, token) for line in tree.lines for node, token in line]
+            tokens += [token for _, token in nodes]
+            parents += [parent if parent < 0 else start + parent for parent, _ in nodes]
+            wanted += [(start + node, token) for line in lines for node, token in line]
         if self.live.branches:
             with restored(self.cache):
                 hidden = self._hidden(tokens, Branches(parents, self.live.device))
         else:
             hidden = self._line_by_line(tokens, parents)
-        nodes, targets = torch.tensor(wanted, device=hidden.device).unbind(1)
-        likely = torch.empty(len(nodes), dtype=torch.float32, device=hidden.device)
-        distinct, index = torch.unique(nodes, return_inverse=True)
+        before, targets = torch.tensor(wanted, device=hidden.device).unbind(1)
+        likely = torch.empty(len(before), dtype=torch.float32, device=hidden.device)
+        distinct, index = torch.unique(before, return_inverse=True)
         for part, logits in self.live.logit_slices(hidden[distinct]):
             here = (index >= part.start) & (index < part.stop)
             rows, columns = (index[here] - part.start).to(logits.device), targets[here].to(logits.device)
             likely[here] = logits.log_softmax(-1)[rows, columns].to(likely.device)
         values = iter(to_float64(likely).tolist())
-        return [[sum(next(values) for _ in line) for line in tree.lines] for tree in trees]
+        return [[sum(next(values) for _ in line) for line in lines] for _, lines in trees]
 
     def _line_by_line(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Return the hidden states of the tokens of trees, with a forward for each line from a root to a leaf."""
@@ -442,29 +426,18 @@ class Prefix:
         return self.live.hidden(ids, self.cache, self.tokens, branches)[0]
 
 
-class Tree:
-    """A question and its continuations as a tree of tokens: what begins alike is read once.
-
-    - `parents`: as in `Branches`, numbered within this tree.
-    - `lines`: for each continuation, its tokens with their preceding nodes.
-    """
-
-    def __init__(self, question: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
-        self.tokens, self.parents = list(question), [*range(-1, len(question) - 1)]
-        self.lines: list[list[tuple[int, int]]] = []
-        after: dict[tuple[int, int], int] = {}
-        for continuation in continuations:
-            node = len(question) - 1
-            line: list[tuple[int, int]] = []
-            for token in continuation:
-                if line:
-                    parent, before = line[-1]
-                    node = after.setdefault((parent, before), len(self.tokens))  # shared by equal beginnings
-                    if node == len(self.tokens):
-                        self.tokens.append(before)
-                        self.parents.append(parent)
-                line.append((node, token))
-            self.lines.append(line)
+def tree_of(question: Sequence[int], continuations: Sequence[Sequence[int]]) -> Tree:
+    """Return a question and its continuations as a tree of tokens: what begins alike is read once."""
+    nodes: dict[tuple[int, int], int] = {}
+    asked, lines = [-1], []
+    for token in question:
+        asked.append(nodes.setdefault((asked[-1], token), len(nodes)))
+    for continuation in continuations:
+        before = asked[-1:]
+        for token in continuation[:-1]:
+            before.append(nodes.setdefault((before[-1], token), len(nodes)))
+        lines.append(list(zip(before, continuation, strict=True)))
+    return [*nodes], lines
 
 
 def runs_of(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:

@@ -28,7 +28,6 @@ from ropewalk.checkpoints.sources import find, no_safetensors
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
 from ropewalk.models.classifier import TextClassifier
-from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.precision import is_slow, memory_for, name_of, slow_dtype, warn_if_slow
 from ropewalk.rope.pairing import convert_pairing
@@ -38,6 +37,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _FILES = frozenset((_SINGLE, "config.json", "generation_config.json", *_TOKENIZER_FILES))
+_MISSING = "load: tensors are missing from the checkpoint."
 _CURE = "Use config and weights of one model, and fetch the file again if it is damaged."
 
 
@@ -70,20 +70,28 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
             facts={"dtype": dtype},
             cure="Pass for example torch.bfloat16, or None to keep the stored dtype.",
         )
-    file = _config_file(path)
+    if path.is_file() and path.suffix != ".json":
+        raise RopeError(
+            "load: rw.Decoder reads folders, and this is a file.",
+            facts={"file": str(path)},
+            cure="transformers computes it: ropewalk.checkpoints.opening.load_gguf(path) returns model and tokenizer.",
+        )
+    file = path if path.is_file() else path / "config.json"
     content = read_json(file)
-    build: Callable[[], Any]
-    if content.get("model_type") == CLASSIFIER:
-        of_classifier = classifier_from_json(content, str(file))
-        build, layers = (lambda: TextClassifier(of_classifier)), of_classifier.num_hidden_layers
-    else:
-        config = config_from_hf(content, str(file))
-        build, layers = (lambda: Decoder(config)), config.num_hidden_layers
+    classifies = content.get("model_type") == CLASSIFIER
+    config = (classifier_from_json if classifies else config_from_hf)(content, str(file))
     chosen = fast_dtype_or_warn(path, "load") if dtype is None else dtype
     stored = stored_tensors(file.parent)
-    if content.get("tie_word_embeddings") and "lm_head.weight" in stored:
-        _remove_tied_head(stored, str(path))
-    model = _filled(build, layers, stored, chosen, str(path))
+    head, embedding = stored.get("lm_head.weight"), stored.get("embed_tokens.weight")
+    if content.get("tie_word_embeddings") and head is not None:
+        if embedding is not None and not torch.equal(head, embedding):
+            raise RopeError(
+                "load: the config ties the head to the embedding, but the checkpoint contains a separate head.",
+                facts={"folder": str(path), "tensor": "lm_head.weight"},
+                cure="Set tie_word_embeddings to false in config.json to use that head.",
+            )
+        del stored["lm_head.weight"]
+    model = _filled(TextClassifier if classifies else Decoder, config, stored, chosen, str(path))
     if dtype is not None:
         warn_if_slow(model, "load")
     if (file.parent / "tokenizer.json").is_file():
@@ -134,32 +142,6 @@ def save(
                 write_json(staging / "generation_config.json", ids)
 
 
-def read_config(source: str | os.PathLike[str] | Mapping[str, Any]) -> DecoderConfig:
-    """Return the `DecoderConfig` of a checkpoint without its weights: a folder, config.json, "tiny", or dict.
-
-    **Raises:** `RopeError` for a missing or damaged config, or an unknown architecture.
-
-    >>> read_config({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32,
-    ...              "num_hidden_layers": 2, "num_attention_heads": 2}).ropes[0].theta
-    10000.0
-    """
-    if isinstance(source, Mapping):
-        return config_from_hf(source, "the dict that was passed")
-    file = _config_file(find(source))
-    return config_from_hf(read_json(file), str(file))
-
-
-def _config_file(path: Path) -> Path:
-    """Return the path of a folder's config.json; raise `RopeError` for a .gguf file."""
-    if path.is_file() and path.suffix != ".json":
-        raise RopeError(
-            "load: rw.Decoder reads folders, and this is a file.",
-            facts={"file": str(path)},
-            cure="transformers computes it: ropewalk.checkpoints.opening.load_gguf(path) returns model and tokenizer.",
-        )
-    return path if path.is_file() else path / "config.json"
-
-
 def hugging_face_form(model: Decoder, tokenizer: TextTokenizer | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return config.json and the weights by their names in a file: of Llama if it can express the model.
 
@@ -197,15 +179,20 @@ def open_safetensors(path: Path) -> Iterator[Any]:
         yield need("safetensors").safe_open(path, framework="pt")
 
 
+def check_layers(layers: object, tensors: int, where: str) -> None:
+    """Raise `RopeError` for more layers than tensors, before a damaged number of layers is built."""
+    if isinstance(layers, int) and layers > tensors:
+        facts = {"checkpoint": where, "tensors": tensors, "num_hidden_layers": layers}
+        raise RopeError(_MISSING, facts=facts, cure=_CURE)
+
+
 def check_weights(folder: Path, layers: object) -> None:
     """Raise `RopeError` for a damaged index or header, and for fewer tensors than layers, before a library fails."""
     tensors = 0
     for path in _shards(folder):
         with open_safetensors(path) as file:
             tensors += len(file.keys())
-    if isinstance(layers, int) and layers > tensors:  # before a damaged number of layers is built
-        facts = {"checkpoint": str(folder), "tensors": tensors, "num_hidden_layers": layers}
-        raise RopeError("load: tensors are missing from the checkpoint.", facts=facts, cure=_CURE)
+    check_layers(layers, tensors, str(folder))
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
@@ -213,22 +200,17 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     for path, names in _shards(folder).items():
         with open_safetensors(path) as file:
-            for name in sorted(names if names is not None else file.keys()):
-                if name not in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                    raise RopeError(
-                        "load: the index names a tensor that is missing from its file.",
-                        facts={"file": str(path), "tensor": name},
-                        cure="Fetch the file again.",
-                    )
-                ours = name.removeprefix("model.")
+            here = {*file.keys()}
+            for name in sorted(here if names is None else names):
+                facts, ours = {"file": str(path), "tensor": name}, name.removeprefix("model.")
+                if name not in here:
+                    rule = "load: the index names a tensor that is missing from its file."
+                    raise RopeError(rule, facts=facts, cure="Fetch the file again.")
                 if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints; the config is more exact
                     continue
                 if ours in stored:
-                    raise RopeError(
-                        "load: a tensor is stored twice.",
-                        facts={"file": str(path), "tensor": name},
-                        cure="Keep the shards of one checkpoint in the folder, and remove others.",
-                    )
+                    cure = "Keep the shards of one checkpoint in the folder, and remove others."
+                    raise RopeError("load: a tensor is stored twice.", facts=facts, cure=cure)
                 stored[ours] = file.get_tensor(name)
     return stored
 
@@ -237,62 +219,43 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
     """Return the weight files of a folder and the tensors to take from each (None: all)."""
     if (folder / _SINGLE).is_file():
         return {folder / _SINGLE: None}
-    if not (folder / _INDEX).is_file():
+    file = folder / _INDEX
+    if not file.is_file():
         raise no_safetensors(folder)
-    index = read_json(folder / _INDEX).get("weight_map")
+    index = read_json(file).get("weight_map")
     if not (isinstance(index, dict) and index and all(isinstance(name, str) for name in index.values())):
+        cure = "Download the index file again."
         raise RopeError(
-            "load: the index has no `weight_map` of tensors to file names.",
-            facts={"file": str(folder / _INDEX)},
-            cure="Download the index file again.",
+            "load: the index has no `weight_map` of tensors to file names.", facts={"file": str(file)}, cure=cure
         )
     shards: dict[Path, set[str] | None] = {}
     for shard in sorted(set(index.values())):
-        path = folder / shard
+        facts = {"file": str(file), "shard": shard}
         if Path(shard).name != shard:
-            raise RopeError(
-                "load: the index names a shard outside of its folder.",
-                facts={"file": str(folder / _INDEX), "shard": shard},
-                cure="Use an index of files that are in the same folder.",
-            )
-        if not path.is_file():
-            raise RopeError(
-                "load: a shard in the index is missing from the folder.",
-                facts={"folder": str(folder), "shard": shard},
-                cure="Fetch the missing file.",
-            )
-        shards[path] = {name for name, place in index.items() if place == shard}
+            cure = "Use an index of files that are in the same folder."
+            raise RopeError("load: the index names a shard outside of its folder.", facts=facts, cure=cure)
+        if not (folder / shard).is_file():
+            cure = "Fetch the missing file."
+            raise RopeError("load: a shard in the index is missing from the folder.", facts=facts, cure=cure)
+        shards[folder / shard] = {name for name, place in index.items() if place == shard}
     return shards
 
 
-def _remove_tied_head(stored: dict[str, Tensor], where: str) -> None:
-    """Remove a tied head; raise `RopeError` if it differs from the embedding."""
-    head, embedding = stored.pop("lm_head.weight"), stored.get("embed_tokens.weight")
-    if embedding is not None and not torch.equal(head, embedding):
-        raise RopeError(
-            "load: the config ties the head to the embedding, but the checkpoint contains a separate head.",
-            facts={"folder": where, "tensor": "lm_head.weight"},
-            cure="Set tie_word_embeddings to false in config.json to use that head.",
-        )
-
-
 def _filled(
-    build: Callable[[], Any], layers: int, stored: Mapping[str, Tensor], dtype: torch.dtype | None, where: str
+    kind: Callable[[Any], nn.Module], config: Any, stored: Mapping[str, Tensor], dtype: torch.dtype | None, where: str
 ) -> Any:
-    """Return the module from `build`, in eval mode, with the stored tensors, all checked before any is converted."""
+    """Return a module in eval mode with the stored tensors, all checked before any is converted."""
+    check_layers(config.num_hidden_layers, len(stored), where)
     facts: dict[str, Any] = {"checkpoint": where}
-    if layers > len(stored):  # before a damaged number of layers is built
-        facts |= {"tensors": len(stored), "num_hidden_layers": layers}
-        raise RopeError("load: tensors are missing from the checkpoint.", facts=facts, cure=_CURE)
     try:
-        with torch.device("meta"), _WithoutValues():
-            model: nn.Module = build()
+        with torch.device("meta"), WithoutValues():
+            model = kind(config)
     except RuntimeError as error:  # torch cannot count the numbers of damaged sizes
         facts["error"] = str(error).partition("\n")[0]
         raise RopeError("load: no model has the sizes of the config.", facts=facts, cure=_CURE) from error
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for rule, names in (
-        ("load: tensors are missing from the checkpoint.", [name for name in wanted if name not in stored]),
+        (_MISSING, [name for name in wanted if name not in stored]),
         ("load: the checkpoint contains tensors that the model does not have.", [n for n in stored if n not in wanted]),
     ):
         if names:
@@ -315,7 +278,7 @@ def _filled(
     return model.eval()
 
 
-class _WithoutValues(TorchFunctionMode):
+class WithoutValues(TorchFunctionMode):
     """A mode that skips random initialization, which has no effect on meta and makes torch import dynamo."""
 
     def __torch_function__(
@@ -385,9 +348,9 @@ def stored_dtype(path: Path) -> torch.dtype | None:
 
 
 def fast_dtype(path: Path) -> tuple[torch.dtype | None, str | None]:
-    """Return the dtype in which to load a checkpoint if none was asked for, and a sentence if it is not the stored one.
+    """Return the dtype in which to load a checkpoint, and a sentence if the CPU multiplies the stored one slowly.
 
-    None is the stored dtype. float32 replaces a dtype that the CPU multiplies slowly, if memory suffices.
+    That is None, the stored one, or float32 in place of a slow one if memory suffices.
     """
     stored = stored_dtype(path)
     if stored is None or not slow_dtype(stored, "cpu"):
@@ -399,10 +362,7 @@ def fast_dtype(path: Path) -> tuple[torch.dtype | None, str | None]:
 
 
 def fast_dtype_or_warn(path: Path, call: str) -> torch.dtype | None:
-    """Return the dtype of `fast_dtype`; warn in the name of a call if it is not what the checkpoint stores.
-
-    The built-in model is an example, for which there is no warning.
-    """
+    """Return the dtype of `fast_dtype`; warn in the name of a call of its sentence, but for "tiny", an example."""
     dtype, sentence = fast_dtype(path)
     if sentence is not None and path != find("tiny"):
         warnings.warn(f"{call}: {path.name}: {sentence} Pass `dtype` to choose.", stacklevel=3)

@@ -16,7 +16,7 @@ from torch import nn
 
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE, half_split
-from ropewalk.checkpoints.gguf import foreign_config, foreign_tensors, gguf_tokenizer
+from ropewalk.checkpoints.gguf import gguf_config, gguf_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import check_weights, fast_dtype_or_warn, hugging_face_form
 from ropewalk.checkpoints.reader import Reader, text_tokenizer
@@ -30,13 +30,9 @@ from ropewalk.tokenizer import TextTokenizer
 
 
 def reader_of(model: object, name: str | None = None) -> Reader:
-    """Return the reader of a model; return a reader unchanged.
+    """Return the reader of a model of transformers, a pair (model, tokenizer), or a `Decoder`; `name`: in reports.
 
-    **Arguments:**
-    - `model`: of transformers, a pair (model, tokenizer), or a `Decoder` in Llama's layout.
-    - `name`: in reports.
-
-    **Raises:** `RopeError` for any other object.
+    A reader is returned unchanged. Raises `RopeError` for any other object.
 
     >>> from ropewalk.checkpoints.load import load
     >>> reader_of(load("tiny"), "tiny").name
@@ -60,12 +56,10 @@ def reader_of(model: object, name: str | None = None) -> Reader:
 
 
 def fast_copy(model: object) -> tuple[object, str | None]:
-    """Return a float32 copy of a model with a slow dtype on this CPU, and a sentence about it.
+    """Return a float32 copy of a model, or of a pair's model, with a slow dtype on this CPU, and a sentence about it.
 
     The model itself is not changed. It is returned with None if its dtype is fast, and with a sentence if there is not
     enough memory for the copy.
-
-    **Arguments:** `model`: a model of transformers, a pair (model, tokenizer), or a `Decoder`.
 
     >>> from ropewalk.checkpoints.load import load
     >>> fast_copy(load("tiny", dtype=torch.float32))[1] is None
@@ -74,24 +68,18 @@ def fast_copy(model: object) -> tuple[object, str | None]:
     if isinstance(model, tuple) and len(model) == 2:
         fast, sentence = fast_copy(model[0])
         return (model if fast is model[0] else (fast, model[1])), sentence
-    if not isinstance(model, nn.Module):
+    slow = slow_dtype_of(model) if isinstance(model, nn.Module) else None
+    if slow is None or not isinstance(model, nn.Module):
         return model, None
-    slow = slow_dtype_of(model)
-    if slow is None:
-        return model, None
-    plain = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in model.parameters())
-    missing = memory_for(sum(weight.numel() for weight in model.parameters() if weight.is_floating_point()))
+    weights = list(model.parameters())
+    plain = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
+    missing = memory_for(sum(weight.numel() for weight in weights if weight.is_floating_point()))
     if not plain or missing is not None:
         why = f"; a float32 copy {missing}" if plain else ""
         return model, f"Measured in {name_of(slow)}: {is_slow(slow)}, and float32 is several times faster{why}."
-    return _in_float32(model), f"Measured in a float32 copy: {is_slow(slow)}."
-
-
-def _in_float32(model: nn.Module) -> nn.Module:
-    """Return a copy with float32 weights and buffers; never twice in memory, unlike `copy.deepcopy(model).float()`."""
-    wide: dict[int, Any] = {
+    wide: dict[int, Any] = {  # so that no weight is copied in its own dtype
         id(weight): nn.Parameter(weight.detach().float().clone(), requires_grad=weight.requires_grad)
-        for weight in model.parameters()
+        for weight in weights
         if weight.is_floating_point()
     }
     wide |= {  # frequencies that a cast has rounded stay as they are: `attach` replaces them by their dtype
@@ -104,7 +92,7 @@ def _in_float32(model: nn.Module) -> nn.Module:
     config: Any = getattr(other, "config", None)
     if hasattr(config, "to_json_string"):  # transformers'
         config.dtype = torch.float32
-    return other
+    return other, f"Measured in a float32 copy: {is_slow(slow)}."
 
 
 def open_reader(
@@ -120,15 +108,11 @@ def open_reader(
     transformers computes the model, with our exact rotation and our attention kernel attached.
 
     **Arguments:**
-    - `name`: in reports; defaults to that of the file or folder.
-    - `dtype`: None is that of `load`: the stored one, or float32 if this CPU multiplies the stored one slowly.
+    - `name`: in reports; defaults to that of the file or folder. `dtype`: None is that of `load`.
     - `device_map`: passed to transformers' `from_pretrained`, in place of `device`, for a model that is larger than one
       device. "auto" spreads its layers over this machine's devices.
-
-    **Raises:** `RopeError` if the checkpoint cannot be loaded.
     """
     path = find(source)
-    name = display_name(source, path) if name is None else name
     options = {} if device_map is None else {"device_map": device_map}
     on_cpu = torch.device(device).type == "cpu" and not (options and torch.accelerator.is_available())
     if dtype is None and on_cpu:
@@ -140,7 +124,7 @@ def open_reader(
             cure="Pass `device_map` with a folder.",
         )
     need("transformers", "transformers")
-    return reader_of(load_live(path, dtype, device, **options), name)
+    return reader_of(load_live(path, dtype, device, **options), name or display_name(source, path))
 
 
 def load_live(
@@ -148,9 +132,7 @@ def load_live(
 ) -> tuple[Any, TextTokenizer | None]:
     """Return the transformers model of a folder or a GGUF file in eval mode, and its tokenizer, or None.
 
-    **Arguments:**
-    - `dtype`: of the weights; None: the stored dtype of a folder, and float32 for GGUF.
-    - `options`: `device_map`, instead of `device`, for the model of a folder.
+    `dtype` None: the stored dtype of a folder, and float32 for GGUF. `options`: `device_map`, instead of `device`.
 
     **Raises:** `RopeError` for an architecture that is not in transformers, for the checkpoint's own code, for pickled
     weights, and for missing or misshapen weights, which transformers would replace by random numbers.
@@ -172,9 +154,8 @@ def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32
     """
     with quietly():
         file = GGUFFile(source)
-        config = foreign_config(file)
-
-    model = _loaded(None, config, str(file.path), lambda: foreign_tensors(file, config, dtype), dtype=dtype)
+        config = gguf_config(file)
+    model = _loaded(None, config, str(file.path), lambda: gguf_tensors(file, config, dtype), dtype=dtype)
     return model.eval(), gguf_tokenizer(file)
 
 
@@ -259,8 +240,7 @@ def _loaded(
             facts={"checkpoint": where, **wrong},
             cure="Download it again, or correct its config.json."
             if tensors is None
-            else "Fetch the file again, or use the model's Hugging Face folder: "
-            f"transformers {kit.__version__} cannot map every tensor of a GGUF file.",
+            else "Fetch the file again, or use the model's Hugging Face folder.",
         )
     return model
 

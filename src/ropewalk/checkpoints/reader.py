@@ -41,14 +41,11 @@ class Reader:
     """A reader of a causal language model of transformers.
 
     - `model`: a `PreTrainedModel` with a head for the next token; it does not change.
-    - `tokenizer`: of transformers with a fast backend, of `tokenizers`, or a `TextTokenizer`. `name`: in reports,
-      without folders.
+    - `tokenizer`: of transformers with a fast backend, of `tokenizers`, or a `TextTokenizer`. `name`: in reports.
 
-    Windows are processed in chunks through the model's own cache, with the head applied to few tokens at a time to
-    bound memory. The reader uses a copy that shares every weight. If `ropewalk.attach` supports the model, the copy
-    rotates with exact tables; otherwise only the model's own rotation can be measured. The constructor compares six
-    tokens in two chunks with the model's own forward. Token ids are int64 and one-dimensional unless stated otherwise;
-    losses and log-probabilities are in nats.
+    The reader uses a copy that shares every weight. If `ropewalk.attach` supports the model, the copy rotates with
+    exact tables; otherwise only the model's own rotation can be measured. The constructor compares six tokens in two
+    chunks with the model's own forward. Losses and log-probabilities are in nats.
 
     **Raises:** `RopeError` for a model that is not a causal language model, or has an unknown rotation.
     """
@@ -65,11 +62,11 @@ class Reader:
         self.name = name or _name_of(model)
         self.tokenizer = text_tokenizer(tokenizer, model)
         self.live = LiveModel(self.model)
-        facts, cure = (
-            {"model": type(self.model).__name__},
-            "Restore its config, and run it on a few tokens with a cache first.",
-        )
-        with library_errors("transformers: the model fails on six tokens in two chunks.", facts=facts, cure=cure):
+        with library_errors(
+            "transformers: the model fails on six tokens in two chunks.",
+            facts={"model": type(self.model).__name__},
+            cure="Restore its config, and run it on a few tokens with a cache first.",
+        ):
             self._per_token = self.live.check()
         self._twins: dict[object, LiveModel] = {}
 
@@ -123,16 +120,12 @@ class Reader:
         return digest.hexdigest()[:20]
 
     def under(self, positions: ModelRopes) -> Reader:
-        """Return the same model with shared weights and these positions in its layers.
+        """Return the same model with shared weights and these positions in its layers; raise `RopeError` if it cannot.
 
-        `method.positions(reader.positions, reach)` returns them for a method. Raises `RopeError` if the model
-        does not support them.
+        `method.positions(reader.positions, reach)` returns them for a method.
         """
-        own = self.positions
-        same_training = [rope.trained for rope in positions.present_ropes] == [
-            rope.trained for rope in own.present_ropes
-        ]
-        if positions == own and (same_training or self._refused is not None):
+        trained = [[rope.trained for rope in each.present_ropes] for each in (positions, self.positions)]
+        if positions == self.positions and (trained[0] == trained[1] or self._refused is not None):
             return self
         if self._refused is not None:
             raise RopeError(
@@ -140,15 +133,11 @@ class Reader:
                 facts={"model": type(self.model).__name__, "reason": self._refused.rule},
                 cure="Pass --methods plain,crop.",
             ) from self._refused
-        model = _twin(self.model)
-        _handle(model).set_positions(positions)
-        _handle(self.model).share_checks(_handle(model))
-        return self.with_model(model)
-
-    def with_model(self, model: Any) -> Reader:
-        """Return the same reader with a different copy of its model."""
         other = copy.copy(self)
-        other.model, other.live, other._twins = model, type(self.live)(model), {}
+        other.model = _twin(self.model)
+        _handle(other.model).set_positions(positions)
+        _handle(self.model).share_checks(_handle(other.model))
+        other.live, other._twins = type(self.live)(other.model), {}
         return other
 
     def cache_bytes(self, tokens: int) -> int:
@@ -170,16 +159,13 @@ class Reader:
         """Return the losses of one window from token `first` on, each given all tokens before it.
 
         **Arguments:**
-        - `input_ids`: int64 `[tokens]`, at positions 0, 1, ...
-        - `first`: the first token to score, at least 1 (token 0 has no context).
+        - `input_ids`: int64 `[tokens]`, at positions 0, 1, ... `first`: at least 1 (token 0 has no context).
         - `seq_len`: tokens, for frequencies that depend on the length; defaults to the number of tokens.
         - `chunk`: tokens of one forward; `advance` is called with their number after each.
-        - `asking`: functions by a number of tokens. Each is called after that many tokens are processed, with a prefix
-          that can answer questions, but not be extended. Losses are those without it, up to rounding.
+        - `asking`: each function is called after its number of tokens, with a prefix that can answer questions.
         - `until`: called after each chunk with the losses so far; if it returns True, the rest is not read.
 
-        **Returns:** nats, float64 `[tokens - first]`; entry i belongs to token `first + i`.
-        **Raises:** `RopeError` if fewer than two tokens are given or `first` is out of range.
+        **Returns:** float64 `[tokens - first]`; entry i belongs to token `first + i`.
         """
         from ropewalk.checkpoints.live_model import ASK_TOKENS, Prefix, new_cache
 
@@ -204,7 +190,7 @@ class Reader:
             if advance is not None:
                 advance(stop - start)
             if stop in asking:
-                asking[stop](Prefix(live, cache, chunk=chunk, tokens=stop))
+                asking[stop](Prefix(live, cache, stop))
             start = stop
             so_far = np.asarray(losses[first : scored[1] + 1].double())
             if until is not None and len(so_far) and until(so_far):
@@ -297,19 +283,19 @@ def _attach(model: Any) -> RopeError | None:
     for kernels in (True, False):
         try:
             attach_silently(model, kernels=kernels)
+            return None
         except RopeError as error:
             refused = error
-        else:
-            return None
     return refused
 
 
 def _lasting(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config without the keys that depend on where, when and in which dtype it was loaded."""
-    kept = {
-        key: value for key, value in config.items() if key not in ("_name_or_path", "dtype", "transformers_version")
+    return {
+        key: _lasting(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in ("_name_or_path", "dtype", "transformers_version")
     }
-    return {key: _lasting(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _handle(model: Any) -> Attachment:

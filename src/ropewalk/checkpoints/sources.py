@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import os
 import re
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -29,18 +31,9 @@ def is_hub_name(source: str) -> bool:
     return plain and not Path(owner).exists()
 
 
-def fetch(source: str, *, weights: bool = True) -> Path:
-    """Return the folder of a model of the hub, downloaded into the client's cache if necessary.
-
-    **Arguments:**
-    - `source`: OWNER/NAME, or OWNER/NAME@REVISION. `weights`: False fetches only config and tokenizer.
-
-    Only safetensors are fetched, never pickles and never code.
-
-    **Raises:** `RopeError` if the hub or the model cannot be reached, if HF_HUB_OFFLINE is set and nothing is cached,
-    or if the model has no safetensors.
-    """
-    client, errors = need("huggingface_hub"), need("huggingface_hub.errors")
+def _fetch(source: str, weights: bool) -> Path:
+    """Return the folder of a model of the hub in its client's cache; only safetensors are fetched, never code."""
+    client, errors, constants = map(need, ("huggingface_hub", "huggingface_hub.errors", "huggingface_hub.constants"))
     repo, _, revision = source.partition("@")
     wanted = [*_WITHOUT_WEIGHTS, *(["*.safetensors"] if weights else [])]
     facts: dict[str, object] = {"model": repo, **({"revision": revision} if revision else {})}
@@ -48,20 +41,18 @@ def fetch(source: str, *, weights: bool = True) -> Path:
         folder = Path(
             client.snapshot_download(repo, revision=revision or None, allow_patterns=wanted, ignore_patterns=_NEVER)
         )
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        raise RopeError(
-            "load: no such file or folder, and no such model on the hub, or no access to it.",
-            facts={**facts, "error": _first_line(error)},
-            cure="Check the name; for a gated model accept its licence and run `hf auth login`.",
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError, ValueError) as error:
-        offline = bool(need("huggingface_hub.constants").HF_HUB_OFFLINE)
-        reason = "HF_HUB_OFFLINE is set, and the model is not in the cache" if offline else "the hub cannot be reached"
-        raise RopeError(
-            f"load: no such file or folder, and this model cannot be fetched: {reason}.",
-            facts={**facts, "cache": need("huggingface_hub.constants").HF_HUB_CACHE, "error": _first_line(error)},
-            cure=f"On a machine with network: hf download {repo} --local-dir DIR, then pass DIR.",
-        ) from error
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError | errors.HFValidationError):
+            rule = "load: no such file or folder, and no such model on the hub, or no access to it."
+            cure = "Check the name; for a gated model accept its licence and run `hf auth login`."
+        else:
+            offline = "HF_HUB_OFFLINE is set, and the model is not in the cache"
+            reason = offline if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+            rule = f"load: no such file or folder, and this model cannot be fetched: {reason}."
+            cure = f"On a machine with network: hf download {repo} --local-dir DIR, then pass DIR."
+            facts["cache"] = constants.HF_HUB_CACHE
+        facts["error"] = str(error).strip().partition("\n")[0]
+        raise RopeError(rule, facts=facts, cure=cure) from error
     lacking = [name for name in ("config.json", *(["*.safetensors"] if weights else [])) if not any(folder.glob(name))]
     if lacking:
         raise RopeError(
@@ -72,10 +63,7 @@ def fetch(source: str, *, weights: bool = True) -> Path:
     return folder
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
+_WAYS = 'Pass a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME, or "tiny".'
 _CONVERT = "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SUFFIXES = (".gguf", ".json", ".safetensors", *_PICKLES)
@@ -85,8 +73,8 @@ _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x
 def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
     """Return the path of a checkpoint: an existing path, the folder of a built-in model, or a model of the hub.
 
-    A model of the Hugging Face hub (OWNER/NAME or OWNER/NAME@REVISION) is downloaded into its client's cache. If
-    `weights` is False, the weights are skipped.
+    A model of the Hugging Face hub (OWNER/NAME or OWNER/NAME@REVISION) is downloaded into its client's cache, if
+    `weights` is False without them.
 
     **Raises:** `RopeError` for a missing source, with similar names, and for unsupported files: pickles, a .safetensors
     file without its folder, an adapter, and files that are not checkpoints.
@@ -107,7 +95,7 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
         if isinstance(builtin, Path) and (builtin / "config.json").is_file():
             return builtin
     if isinstance(source, str) and is_hub_name(source):
-        return fetch(source, weights=weights)
+        return _fetch(source, weights)
     raise _missing(str(source), path)
 
 
@@ -160,20 +148,15 @@ def _refuse_other_things(path: Path) -> None:
         raise RopeError("load: the file is empty.", facts={"file": str(path)}, cure="Fetch the checkpoint again.")
     if path.suffix in (".json", ".gguf") or start.startswith(b"GGUF") or start.lstrip().startswith(b"{"):
         return
-    try:
-        is_text = b"\0" not in start and bool(start.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        is_text = b"\0" not in start and error.start > len(start) - 4  # the end of the sample splits a character
-    if is_text:
-        raise RopeError(
-            "load: this is a text file, not a checkpoint.",
-            facts={"file": str(path)},
-            cure="Pass a checkpoint as MODEL, and a text with --text.",
-        )
+    with suppress(UnicodeDecodeError):
+        if "\0" not in codecs.utf_8_decode(start, "strict", False)[0]:  # the sample may end inside a character
+            raise RopeError(
+                "load: this is a text file, not a checkpoint.",
+                facts={"file": str(path)},
+                cure="Pass a checkpoint as MODEL, and a text with --text.",
+            )
     raise RopeError(
-        "load: this file is not a checkpoint.",
-        facts={"file": str(path), "first bytes": start[:8]},
-        cure='Pass a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME, or "tiny".',
+        "load: this file is not a checkpoint.", facts={"file": str(path), "first bytes": start[:8]}, cure=_WAYS
     )
 
 
@@ -187,33 +170,19 @@ def display_name(source: str | os.PathLike[str], path: Path) -> str:
     return str(source).partition("@")[0].partition("/")[2] if of_hub else path.resolve().name
 
 
-def similar_names(path: Path) -> list[str]:
-    """Return the nearest names in the folder of `path`; none if the folder cannot be read."""
-    try:
-        there = [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return []
-    return difflib.get_close_matches(path.name, there, n=3)
-
-
 def _missing(source: str, path: Path) -> RopeError:
     """Return the error for a missing source: a mistyped path, or a short name."""
     facts: dict[str, object] = {"source": source}
-    near, rule = similar_names(path), "load: no such file or folder."
-    if len(path.parts) > 1 or path.suffix in _SUFFIXES:
-        if not path.parent.is_dir():
-            folder = next(parent for parent in (*path.parent.parents, Path()) if parent.is_dir())
-            facts["the folder that exists"] = str(folder.absolute())
-    else:
+    rule, near = "load: no such file or folder.", list[str]()
+    with suppress(OSError):
+        near = difflib.get_close_matches(path.name, [entry.name for entry in path.parent.iterdir()], n=3)
+    if len(path.parts) == 1 and path.suffix not in _SUFFIXES:
         rule = "load: no such file or folder, and no built-in model of this name."
-        builtin = [
-            entry.name for entry in (files("ropewalk") / "builtin").iterdir() if (entry / "config.json").is_file()
-        ]
+        builtin = [one.name for one in (files("ropewalk") / "builtin").iterdir() if (one / "config.json").is_file()]
         near += difflib.get_close_matches(source, builtin, n=1)
+    elif not path.parent.is_dir():
+        folder = next(parent for parent in (*path.parent.parents, Path()) if parent.is_dir())
+        facts["the folder that exists"] = str(folder.absolute())
     if near:
         return RopeError(rule, facts={**facts, "similar names": near}, cure="Pass one of these, or correct the path.")
-    return RopeError(
-        rule,
-        facts=facts,
-        cure='Pass a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME, or "tiny".',
-    )
+    return RopeError(rule, facts=facts, cure=_WAYS)

@@ -24,6 +24,10 @@ _GZIP = b"\x1f\x8b"
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".txt.gz")
 
 
+class _EmptyText(RopeError):
+    """A text without words."""
+
+
 def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str]:
     """Return the name and the contents of a UTF-8 text file, plain or gzipped; None is the packaged Moby-Dick.
 
@@ -33,14 +37,6 @@ def read_text(path: str | Path | None, most: int = MOST_BYTES) -> tuple[str, str
     if path is None:
         return DEFAULT_TEXT, _packaged(f"{DEFAULT_TEXT}.txt.gz")
     path = as_path(path, "read_text")
-    name, text = _contents(path, most)
-    if not text.strip():
-        raise RopeError("read_text: the text is empty.", facts={"file": str(path)}, cure="Pass a file with text.")
-    return name, text
-
-
-def _contents(path: Path, most: int) -> tuple[str, str]:
-    """Return the name and the contents of a text, which may be empty."""
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode) and path.parts[:2] != ("/", "dev"):  # /dev/stdin has a writer
             raise OSError(errno.EINVAL, "Is a named pipe")
@@ -59,6 +55,8 @@ def _contents(path: Path, most: int) -> tuple[str, str]:
         raise _not_utf8(path, f"{error.reason} at byte {error.start:,}") from error
     if "\0" in text:
         raise _not_utf8(path, "it contains zero bytes, as binary files and UTF-16 do")
+    if not text.strip():
+        raise _EmptyText("read_text: the text is empty.", facts={"file": str(path)}, cure="Pass a file with text.")
     return f"{path.name} (first {most / 1e6:.0f} MB)" if longer else path.name, text
 
 
@@ -97,9 +95,7 @@ def text_files(path: str | Path) -> list[Path]:
     """Return the text files of a folder and its subfolders, sorted by path; a file is returned as it is.
 
     A folder's text files are those whose names end in .txt, .md, .rst, .py or .txt.gz, and all others in UTF-8. Hidden
-    and empty ones are left out, and so are folders behind links.
-
-    **Raises:** `RopeError` for a folder without text files.
+    and empty ones are left out, and so are folders behind links. Raises `RopeError` if there is none.
     """
     path = as_path(path, "text_files")
     if not path.is_dir():
@@ -125,8 +121,6 @@ def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tupl
     A file that is named twice is read once. Files of one name are called by their paths in their folders, then with
     the folder's name before that, then by their whole paths: by the first of these that is distinct. At most `most`
     bytes of each are read. Files after the first 8 * `most` bytes are left out, with a warning.
-
-    **Raises:** `RopeError` for a file that cannot be read as text, and for a folder without text files.
     """
     files: dict[Path, tuple[str, ...]] = {}
     for path in [as_path(one, "read_texts") for one in paths]:
@@ -156,9 +150,12 @@ def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tupl
 def _has_text(path: Path) -> bool:
     """Return whether a file of a folder is one of its texts; one with a text's ending is, unless it is empty."""
     try:
-        return bool(_contents(path, MOST_BYTES)[1].strip())
+        read_text(path)
+    except _EmptyText:
+        return False
     except RopeError:
         return path.name.endswith(_TEXT_ENDINGS)  # `read_text` names the fault to the caller
+    return True
 
 
 def _packaged(*path: str) -> str:

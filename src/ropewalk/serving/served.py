@@ -129,7 +129,8 @@ class Served:
     def as_folder(self) -> Served | RopeError:
         """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
         try:
-            folder = Served.of(gguf_config(GGUFFile(self.path or self.name)), self.given_length, given=self.given)
+            content = gguf_config(GGUFFile(self.path or self.name)).to_dict()
+            folder = Served.of(content, self.given_length, given=self.given)
         except RopeError as error:
             return error
         kept = {name: getattr(self, name) for name in ("name", "path", "arch", "stated_length")}
