@@ -73,14 +73,11 @@ def test_models():
 
 
 def test_encodings():
-    """Mean losses over the seeds at the trained length; KERPLE reaches further than RoPE."""
-    first, *measured = docs_records.lines("compare")
+    """The mean loss over the seeds at the trained length; KERPLE reaches further than RoPE."""
+    losses = [one["loss"] for one in docs_records.lines("compare")[1:]
+              if (one.get("encoding"), one.get("scaling"), one.get("length")) == ("rope", None, 128)]  # fmt: skip
     found = rows("encodings")
-    for name, title in (("rope", "RoPE"), ("alibi", "ALiBi")):
-        losses = [one["loss"] for one in measured
-                  if (one.get("encoding"), one.get("scaling"), one.get("length")) == (name, None, 128)]  # fmt: skip
-        assert len(losses) == len(first["settings"]["seeds"])
-        assert found[title][0] == f"{sum(losses) / len(losses):.3f}"
+    assert found["RoPE"][0] == f"{sum(losses) / len(losses):.3f}"
     assert float(found["KERPLE"][4].split()[0]) < float(found["RoPE"][4].split()[0])
 
 

@@ -273,21 +273,6 @@ def test_the_figures(names: Names) -> None:
     assert np.max(mean[np.asarray(distances) > 1]) < 0.98  # cos n comes back to 1
 
 
-def rolled(x: Tensor) -> Tensor:
-    """Slide 10 with each column repeated: a feature and its neighbour in place of a pair."""
-    angles = torch.from_numpy(angles_of(*x.shape[-2:])).float().repeat_interleave(2, -1)
-    return x * angles.cos() + x.roll(1, -1) * angles.sin()
-
-
-@pytest.mark.parametrize(("applied", "is_rotation"), [(rolled, False), (interleaved, True), (half_split, True)])
-def test_norm_and_shift_find_a_roll(applied: Any, is_rotation: bool) -> None:
-    """A rotation keeps norms, and scores when both positions move by 100."""
-    x = torch.randn(2, 1, 64, generator=torch.Generator().manual_seed(0)).expand(2, 110, 64)
-    q, k = applied(x)
-    assert (apart(q.norm(dim=-1), x[0].norm(dim=-1)) < 1e-4) is is_rotation
-    assert (apart(q[3] @ k[0], q[103] @ k[100]) < 1e-3) is is_rotation
-
-
 def test_every_row_is_tested() -> None:
     """By its formula, or in a test of its own; only one slide rotates."""
     own = {row for row, (*_, call) in ROWS.items() if "rw.figures." in call}

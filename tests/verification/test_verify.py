@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
@@ -339,11 +339,8 @@ def test_over_http(small, verify):
 def test_expectations_that_are_none(expect):
     """A message each."""
     rope = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
-    positions = rw.models.DecoderConfig(
-        vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, rope=rope
-    ).positions
     with pytest.raises(RopeError, match="verify: "):
-        expected_positions(positions, expect, 256)
+        expected_positions(ModelRopes((rope,), (None,), (None,)), expect, 256)
 
 
 def test_an_engine_that_needs_another_checkpoint(tmp_path):

@@ -31,17 +31,8 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole
 from ropewalk.tokenizer import TextTokenizer
+from ropewalk.verification import check
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.check import (
-    CONFIRMING,
-    LATER_QUESTIONS,
-    MAX_TOKENS,
-    ONE_TOKEN,
-    QUESTIONS,
-    SHIFTED,
-    SHIFTS,
-    Check,
-)
 from ropewalk.verification.engine import WAIT
 from ropewalk.verification.fit import Prediction, PromptQuestion, distance, first_difference
 from ropewalk.verification.outcome import Verification
@@ -64,7 +55,7 @@ def verify(
     *,
     expect: str | ModelRopes | None = None,
     up_to: int | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = check.MAX_TOKENS,
     text: str | Path | None = None,
     served_name: str | None = None,
     wait: float = WAIT,
@@ -114,7 +105,7 @@ def verify(
     source = model if isinstance(model, str | Path) else side.model
     options: dict[str, Any] = {"served_name": served_name, "wait": wait, "max_tokens": max_tokens}
     with open_engine(engine, source, side.tokenizer, **options) as opened, shown("verify", progress) as bar:
-        verification = Check(side, max_tokens=max_tokens, progress=bar).run(opened)
+        verification = check.Check(side, max_tokens=max_tokens, progress=bar).run(opened)
     return dataclasses.replace(verification, seconds=round(time.monotonic() - begun, 2))
 
 
@@ -278,7 +269,7 @@ class OurSide:
 
     def single(self) -> list[PromptQuestion]:
         """Return prompts of one token."""
-        ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
+        ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[: check.ONE_TOKEN]
         return [PromptQuestion([token], {"": self._expected([token])}) for token in ids]
 
     def questions(self, number: int, span: tuple[int, int], alive: Collection[str], best: str) -> list[PromptQuestion]:
@@ -295,15 +286,15 @@ class OurSide:
             if not index:
                 seconds = (time.monotonic() - begun) * len(alive)
                 say(self.progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
-        chosen = choose(predicted, best, lengths, LATER_QUESTIONS if number else QUESTIONS)
+        chosen = choose(predicted, best, lengths, check.LATER_QUESTIONS if number else check.QUESTIONS)
         return [
             PromptQuestion(ids[:length], {name: tops[length] for name, tops in predicted.items()}) for length in chosen
         ]
 
     def shifted(self) -> list[PromptQuestion]:
         """Predict for prompts from several places in the text, and without their first tokens."""
-        prompts = [self.prompt((place + 0.5) / PLACES, SHIFTED) for place in range(PLACES)]
-        later = [ids[start:] for ids in prompts for start in range(SHIFTS)]
+        prompts = [self.prompt((place + 0.5) / PLACES, check.SHIFTED) for place in range(PLACES)]
+        later = [ids[start:] for ids in prompts for start in range(check.SHIFTS)]
         return [PromptQuestion(ids, {self.first.name: self._expected(ids)}) for ids in later]
 
     def _expected(self, ids: Sequence[int]) -> Prediction:
@@ -311,7 +302,7 @@ class OurSide:
 
     def confirming(self, last: int) -> list[PromptQuestion]:
         """Predict for prompts of about `last` tokens."""
-        ids, lengths = self.prompt(0.9, last), candidates(last - last // 16, last, CONFIRMING)
+        ids, lengths = self.prompt(0.9, last), candidates(last - last // 16, last, check.CONFIRMING)
         begin_stage(self.progress, last)
         self.progress.begin(f"our prediction for {last:,} tokens", last)
         ours = self.predictions.of(self.first, ids, lengths)
