@@ -324,14 +324,14 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--servers", action="store_true", help="only llama.cpp's servers of one file, at defaults")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.servers:
-        servers = check_servers([Path(one) for one in given.models], given.state, given.threads)
-        write_json(given.out or SERVERS_RECORD, servers)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.servers:
+        servers = check_servers([Path(one) for one in arguments.models], arguments.state, arguments.threads)
+        write_json(arguments.out or SERVERS_RECORD, servers)
         sys.exit()
-    for model in given.models:
-        check(model, given.state)
-    summary = record(given.state)
-    write_json(given.out or RECORD, summary)
+    for model in arguments.models:
+        check(model, arguments.state)
+    summary = record(arguments.state)
+    write_json(arguments.out or RECORD, summary)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")

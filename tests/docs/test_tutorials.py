@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.docs.seeds import SEEDS, apart, bound, cells, definitions, exercise, ran, seed, slides
+from tests.oracle import rotate
 
 ROOT = Path(__file__).parents[2]
 PAGE, LESSON = ROOT / "docs" / "from-tutorials.md", ROOT / "docs" / "lesson"
@@ -117,20 +119,10 @@ def sinusoidal(seq: int, d: int) -> np.ndarray:
     return np.stack((np.sin(angles), np.cos(angles)), -1).reshape(seq, d)
 
 
-def turned(a: Tensor, b: Tensor, d: int) -> tuple[Tensor, Tensor]:
-    """Rotate pairs `(a, b)`, each `[..., seq, pairs]`, by positions from 0 and the first frequencies of d features."""
-    angles = torch.from_numpy(angles_of(a.shape[-2], d)[:, : a.shape[-1]]).float()
-    return a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()
-
-
-def interleaved(x: Tensor) -> Tensor:
-    """Rotate neighbours of `[..., seq, d]`."""
-    return torch.stack(turned(x[..., 0::2], x[..., 1::2], x.shape[-1]), -1).flatten(-2)
-
-
-def half_split(x: Tensor) -> Tensor:
-    """Rotate (i, i + d/2) of `[..., seq, d]`."""
-    return torch.cat(turned(*x.chunk(2, -1), x.shape[-1]), -1)
+def rotated(x: Tensor, *, interleaved: bool = True, pairs: int | None = None) -> Tensor:
+    """Rotate the first pairs, by default all, of `[..., seq, d]` by positions from 0."""
+    angles = angles_of(*x.shape[-2:])[:, :pairs]
+    return torch.from_numpy(rotate(x.detach().numpy(), angles, interleaved=interleaved)).float()
 
 
 def by_token(rotate: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -172,7 +164,7 @@ def normed(norm: Any, x: Tensor) -> Tensor:
 
 def transformer_layer(layer: Any, x: Tensor, causal: bool = True) -> Tensor:
     """Our block: attention, then a gated feed-forward layer, each after a norm."""
-    x = x + attention(layer.self_attn, normed(layer.input_layernorm, x), interleaved, causal)
+    x = x + attention(layer.self_attn, normed(layer.input_layernorm, x), rotated, causal)
     inner, mlp = normed(layer.post_attention_layernorm, x), layer.mlp
     return x + projected(mlp.down_proj, F.silu(projected(mlp.gate_proj, inner)) * projected(mlp.up_proj, inner))
 
@@ -188,32 +180,32 @@ def transformer(model: Any, ids: Tensor, causal: bool = True) -> Tensor:
 # --- the calls
 
 FORMULAS: dict[str, Callable[[Names], Any]] = {
-    "1 rope_embed": lambda n: interleaved(n["vectors"]),
-    "2 apply_rope": lambda n: interleaved(n["vectors"]),
-    "4 RoPEMultiHeadAttention": lambda n: attention(n["module"], n["vectors"], interleaved),
-    "4 apply_rope_to_qk": lambda n: (interleaved(n["q"]), interleaved(n["few_k"])),
+    "1 rope_embed": lambda n: rotated(n["vectors"]),
+    "2 apply_rope": lambda n: rotated(n["vectors"]),
+    "4 RoPEMultiHeadAttention": lambda n: attention(n["module"], n["vectors"], rotated),
+    "4 apply_rope_to_qk": lambda n: (rotated(n["q"]), rotated(n["few_k"])),
     "5 absolute_positional_encoding": lambda n: sinusoidal(10, 64),
     "5 rope_encoding": lambda n: sinusoidal(10, 64),
-    "6 rope_attention": lambda n: softmax_attention(interleaved(n["q"]), interleaved(n["k"]), n["v"]),
+    "6 rope_attention": lambda n: softmax_attention(rotated(n["q"]), rotated(n["k"]), n["v"]),
     "9 RoPETransformerLayer": lambda n: transformer_layer(n["model"].layers[0], n["vectors"]),
     "9 RoPETransformer": lambda n: transformer(n["model"], n["ids"]),
     "11 RoPELanguageModel": lambda n: transformer(n["model"], n["ids"]) @ head_of(n["model"]).T,
     "13 RoPETextClassifier": lambda n: pooled(n["module"], n["ids"]),
     "14 rope_encoding": lambda n: sinusoidal(10, 64),
     "14 sinusoidal_encoding": lambda n: sinusoidal(10, 64),
-    "exercise apply_rotary_pos_emb": lambda n: by_token(interleaved, n["x"]),
+    "exercise apply_rotary_pos_emb": lambda n: by_token(rotated, n["x"]),
     "exercise precompute_freqs_cis": lambda n: PHASES,
-    "exercise apply_rotary_pos_emb_complex": lambda n: by_token(interleaved, n["x"]),
-    "exercise AttentionWithRoPE": lambda n: attention(n["module"], n["vectors"], interleaved),
+    "exercise apply_rotary_pos_emb_complex": lambda n: by_token(rotated, n["x"]),
+    "exercise AttentionWithRoPE": lambda n: attention(n["module"], n["vectors"], rotated),
     "notebook compute_rotary_positional_frequencies": lambda n: PHASES,
-    "notebook rotary_positional_embeddings": lambda n: by_token(interleaved, n["x"]),
+    "notebook rotary_positional_embeddings": lambda n: by_token(rotated, n["x"]),
     "notebook MultiHeadAttentionBlock": lambda n: attention(n["module"], n["vectors"]),
-    "notebook SelfAttention": lambda n: attention(n["module"], n["vectors"], interleaved, causal=True),
+    "notebook SelfAttention": lambda n: attention(n["module"], n["vectors"], rotated, causal=True),
     "notebook repeat_kv": lambda n: softmax_attention(n["q"], n["few_k"], n["few_v"]),
-    "from rotary-embedding-torch": lambda n: torch.cat((interleaved(n["q"][..., :8]), n["q"][..., 8:]), -1),
-    "from flash-attention": lambda n: by_token(first_pairs, n["x"]),
-    "from transformers": lambda n: (half_split(n["q"]), half_split(n["k"])),
-    "from Meta's Llama": lambda n: (by_token(interleaved, n["x"]),) * 2,
+    "from rotary-embedding-torch": lambda n: torch.cat((rotated(n["q"][..., :8]), n["q"][..., 8:]), -1),
+    "from flash-attention": lambda n: by_token(partial(rotated, interleaved=False, pairs=4), n["x"]),
+    "from transformers": lambda n: tuple(rotated(n[name], interleaved=False) for name in ("q", "k")),
+    "from Meta's Llama": lambda n: (by_token(rotated, n["x"]),) * 2,
 }
 
 
@@ -224,11 +216,6 @@ def head_of(model: Any) -> Tensor:
 def pooled(model: Any, ids: Tensor) -> Tensor:
     """The logits of the mean of all vectors."""
     return projected(model.classifier, transformer(model, ids, causal=False).mean(1))
-
-
-def first_pairs(x: Tensor) -> Tensor:
-    """Rotate (i, i + 4) of the first eight features by the first frequencies of sixteen."""
-    return torch.cat((*turned(x[..., :4], x[..., 4:8], 16), x[..., 8:]), -1)
 
 
 @pytest.mark.parametrize("row", FORMULAS)
@@ -242,7 +229,7 @@ def test_what_the_layers_do_with_positions(names: Names) -> None:
     """An embedding after a cache, tables that are added, and a causal mask, which the tutorials have not."""
     last = names["q"][:, :, 9:]
     late, _ = names["rope"](last, last.clone(), position_ids=torch.tensor([9]), layout="bhsd")
-    equal(late, interleaved(names["q"])[:, :, 9:])
+    equal(late, rotated(names["q"])[:, :, 9:])
     learned = run(ROWS["14 learned_pe"][2].split(".embedded")[0], names)
     equal(learned.embedded(names["vectors"], names["positions"]), names["vectors"] + next(learned.parameters())[:10])
     model, ids, changed = names["model"], names["ids"], names["ids"].clone()
