@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from ropewalk.checkpoints.opening import open_reader  # noqa: E402
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
-from ropewalk.methods.faults import Hypothesis  # noqa: E402
+from ropewalk.methods.faults import Hypothesis, given  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
 from ropewalk.rope.model_ropes import ModelRopes  # noqa: E402
@@ -53,9 +54,8 @@ from ropewalk.statistics import binomial_interval  # noqa: E402
 from ropewalk.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
+from ropewalk.verification.fit import Prediction, different, first_difference  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
-from ropewalk.verification.outcome import Prediction  # noqa: E402
-from ropewalk.verification.questions import different, first_difference  # noqa: E402
 from ropewalk.verification.verify import OurSide, our_side  # noqa: E402
 from tests.attachment.families import FAMILIES, small_model  # noqa: E402
 from tests.models.material import gguf_of  # noqa: E402
@@ -125,9 +125,7 @@ def frequencies(change: Callable[[list[float]], Iterable[float]]) -> Change:
     def changed(rope: RopeConfig) -> RopeConfig:
         if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
             return rope
-        return RopeConfig(rope.head_dim, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim, axes=rope.axes,
-                          max_position_embeddings=rope.max_position_embeddings,
-                          inv_freq=tuple(change(list(columns_of(rope, 2)))))  # fmt: skip
+        return given(rope, list(change(list(columns_of(rope, 2)))))
 
     return changed
 
@@ -214,23 +212,26 @@ def engines(side: OurSide) -> list[Hypothesis]:
     return found
 
 
-def checked(
-    golden: Golden, first: Hypothesis, lines: Path, label: str, expect: str, key: str, kind: str, one: Hypothesis,
-    engine: Any, **more: Any,
-) -> None:  # fmt: skip
-    """Check one engine and write its line."""
-    begun = time.monotonic()
-    found = golden.check(engine)
-    truth = "as expected" if same(one, first, golden.up_to) else "minor" if one.minor else "other"
-    entry = {
-        "key": key, "model": label, "kind": kind, "expect": expect, "applied": one.name, "truth": truth, **more,
-        "verdict": found.verdict.kind, "requests": found.requests,
-        "seconds": round(time.monotonic() - begun, 2),
-    }  # fmt: skip
-    with lines.open("a") as stream:
-        stream.write(json.dumps(entry) + "\n")
-    sys.stdout.write(f"{key}: {found.verdict.sentence}\n")
-    sys.stdout.flush()
+Run = tuple[str, str, Hypothesis, Any, dict[str, float]]
+"""A key, a kind, what the engine applies, the engine, and more for the line."""
+
+
+def due(name: str, start: str, side: OurSide, golden: Golden, done: set[str], state: Path) -> Iterator[Run]:
+    """Yield each engine that has no line yet."""
+    for one, noise in itertools.product(engines(side), NOISES):
+        key = f"{start} ours {one.name} noise {noise}"
+        if key not in done:
+            with suppress(RopeError):  # this library cannot compute it
+                engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
+                yield key, "ours", one, engine, {"noise": noise}
+    weights = Path(name)
+    if name == "tiny" and not (weights := state / "tiny.gguf").exists():
+        gguf_of(name, weights)
+    for one in engines(side) if weights.suffix == ".gguf" else ():
+        options, key = options_of(one, side.positions.present_ropes[0]), f"{start} llama.cpp {one.name} {{}}"
+        if options is not None and key not in done:
+            with llama_cpp_server(weights, side.tokenizer, context=1024, threads=1, options=options) as server:
+                yield key, "llama.cpp", one, server, {}
 
 
 def check(name: str, state: Path) -> None:
@@ -251,30 +252,19 @@ def check(name: str, state: Path) -> None:
         if not file.exists():
             Golden.of(side).write(file)
         golden = Golden.read(file)
-        first = next(iter(side.all.values()))
-
-        log = partial(checked, golden, first, lines, label, expect)
-        for one in engines(side):
-            for noise in NOISES:
-                key = f"{label} {expect} ours {one.name} noise {noise}"
-                if key in done:
-                    continue
-                try:
-                    engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
-                except RopeError:  # this library cannot compute it
-                    break
-                log(key, "ours", one, engine, noise=noise)
-        weights = Path(name)
-        if name == "tiny" and not (weights := state / "tiny.gguf").exists():
-            gguf_of(name, weights)
-        for one in engines(side) if weights.suffix == ".gguf" else ():
-            options, key = (
-                options_of(one, side.positions.present_ropes[0]),
-                f"{label} {expect} llama.cpp {one.name} {{}}",
-            )
-            if options is not None and key not in done:
-                with llama_cpp_server(weights, side.tokenizer, context=1024, threads=1, options=options) as server:
-                    log(key, "llama.cpp", one, server)
+        for key, kind, one, engine, more in due(name, f"{label} {expect}", side, golden, done, state):
+            begun = time.monotonic()
+            found = golden.check(engine)
+            truth = "as expected" if same(one, side.first, golden.up_to) else "minor" if one.minor else "other"
+            entry = {
+                "key": key, "model": label, "kind": kind, "expect": expect, "applied": one.name, "truth": truth, **more,
+                "verdict": found.verdict.kind, "requests": found.requests,
+                "seconds": round(time.monotonic() - begun, 2),
+            }  # fmt: skip
+            with lines.open("a") as stream:
+                stream.write(json.dumps(entry) + "\n")
+            sys.stdout.write(f"{key}: {found.verdict.sentence}\n")
+            sys.stdout.flush()
 
 
 def check_server(file: Path, kind: str, title: str, state: Path, threads: int) -> dict[str, Any]:
@@ -334,14 +324,14 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--servers", action="store_true", help="only llama.cpp's servers of one file, at defaults")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    if given.servers:
-        servers = check_servers([Path(one) for one in given.models], given.state, given.threads)
-        write_json(given.out or SERVERS_RECORD, servers)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.servers:
+        servers = check_servers([Path(one) for one in arguments.models], arguments.state, arguments.threads)
+        write_json(arguments.out or SERVERS_RECORD, servers)
         sys.exit()
-    for model in given.models:
-        check(model, given.state)
-    summary = record(given.state)
-    write_json(given.out or RECORD, summary)
+    for model in arguments.models:
+        check(model, arguments.state)
+    summary = record(arguments.state)
+    write_json(arguments.out or RECORD, summary)
     sys.stdout.write(json.dumps({key: value for key, value in summary.items() if key != "each"}, indent=1) + "\n")

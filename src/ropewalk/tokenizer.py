@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -96,6 +98,13 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` with control tokens; incomplete characters become U+FFFD."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def by_text(self) -> dict[str, int]:
+        """Return the ids of tokens by text, without texts that several tokens share or that end inside a character."""
+        texts = [self.decode([token]) for token in range(self.vocab_size)]
+        count = Counter(texts)
+        return {text: token for token, text in enumerate(texts) if count[text] == 1 and "\ufffd" not in text}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write tokenizer.json and tokenizer_config.json into `folder`; transformers' AutoTokenizer loads them."""

@@ -149,6 +149,8 @@ def test_lengths_follow_the_call_or_are_fixed():
     with rw.attach(model) as handle:
         for n in (8, 200):
             torch.testing.assert_close(module(x, torch.arange(n)[None])[0][0, :8], expected[n], atol=1e-5, rtol=0)
+        compiled = torch.compile(module, backend="eager")
+        torch.testing.assert_close(compiled(x, torch.arange(200)[None])[0][0, :8], expected[200], atol=1e-5, rtol=0)
         handle.seq_len = 200
         torch.testing.assert_close(module(x, torch.arange(8)[None])[0][0], expected[200], atol=1e-5, rtol=0)
     with rw.attach(small_model("llama"), "dynamic", target=256) as handle:

@@ -11,7 +11,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 SEEDS = next((top / "shared" / "seeds" for top in Path(__file__).parents if (top / "shared" / "seeds").is_dir()), None)
@@ -71,15 +70,6 @@ def bound(code: str) -> set[str]:
     """Return the names that it imports, assigns or defines outside functions."""
     symbols = symtable.symtable(code, "tutorial", "exec").get_symbols()
     return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
-
-
-def drawn(figure: Any) -> list[np.ndarray]:
-    """Return the lines' values and the images of a figure, in the order of its axes."""
-    return [
-        np.asarray(values)
-        for axes in figure.axes
-        for values in (*(line.get_ydata() for line in axes.lines), *(image.get_array() for image in axes.images))
-    ]
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -125,16 +125,6 @@ def test_search_and_formulas_need_no_network(site):
 
 
 @pytest.mark.thorough
-def test_the_first_page_has_the_figure_for_light_and_dark(site):
-    """Each picture is displayed under one colour scheme only."""
-    page = (site / "index.html").read_text(encoding="utf-8")
-    for scheme in ("light", "dark"):
-        [picture] = re.findall(rf'<picture class="only-{scheme}">.*?</picture>', page)
-        assert f"front-wide-{scheme}.svg" in picture
-        assert f"front-narrow-{scheme}.svg" in picture
-
-
-@pytest.mark.thorough
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_the_tables_of_models_can_be_filtered(site):
     """A field finds families by parts of names; without scripts there is no field, and every row is displayed."""

@@ -20,8 +20,8 @@ from ropewalk.serving import ApplySettings, apply
 from ropewalk.serving.serve import serve_config
 from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.adapters import llama_cpp_server
-from ropewalk.verification.outcome import Probe
-from ropewalk.verification.predictions import Predictions
+from ropewalk.verification.fit import Probe
+from ropewalk.verification.verify import Predictions
 from tests.checkpoints.gguf_files import write_foreign
 from tests.checkpoints.random_models import folder_of, random_model
 from tests.models.material import gguf_of, smollm2

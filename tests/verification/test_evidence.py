@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ropewalk.statistics import t_quantile
-from ropewalk.verification.outcome import Prediction, Probe, lean
+from ropewalk.verification.fit import Prediction, Probe, lean
 
 TOKENS = 20
 
@@ -41,25 +40,20 @@ def test_the_interval_holds_the_share(share):
 
 
 def test_one_bad_answer_does_not_hide_the_others():
-    """An error ten times the others' widens the interval by far less than where every answer counts alike."""
+    """An error a hundred times the others', with which an interval of equal weights would have a half width of 1.4."""
     generator = np.random.default_rng(2)
     questions = answers(generator, share=0.0)
     last = questions[-1]
     spoilt = {token: value + 10 * generator.normal() for token, value in last.answer.items()}
-    questions.append(Probe(10, spoilt, last.predictions))
-    found = lean(questions, "one", "other", comparisons=30)
+    found = lean([*questions, Probe(10, spoilt, last.predictions)], "one", "other", comparisons=30)
     assert found.refuted
-    pairs = [[question.predictions[name].of(question.ids) for name in ("one", "other")] for question in questions]
-    ways = np.array([other - one for one, other in pairs])
-    errors = np.array([question.given - one for question, (one, _) in zip(questions, pairs, strict=True)])
-    share = (ways * errors).sum() / (ways**2).sum()
-    residuals = (ways * (errors - share * ways)).sum(1)
-    alike = np.sqrt((residuals**2).sum()) / (ways**2).sum()
-    assert found.half < 0.5 * t_quantile(12, 30) * alike
+    assert found.half < 0.2
 
 
 def test_two_answers_say_nothing():
     """Fewer than three that tell them apart."""
     questions = answers(np.random.default_rng(3), share=0.0, count=2)
     found = lean(questions, "one", "other", comparisons=1)
-    assert (found.share, found.refuted, found.leaves) == (None, False, False)
+    assert np.isnan(found.share)
+    assert not found.refuted
+    assert not found.leaves

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from importlib import import_module
 
 import pytest
 import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.live_model import PreallocatedLayer
+from ropewalk.methods.faults import given
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Linear, LongRoPE, YaRN
@@ -30,12 +32,6 @@ LONGROPE = dataclasses.replace(
     PLAIN, max_position_embeddings=1024, scaling=LongRoPE(short_factor=SHORT, long_factor=LONG,
                                                           original_max_position_embeddings=256),
 )  # fmt: skip
-
-
-def given(rope, columns):
-    """The rope with these inverse frequencies."""
-    return RopeConfig(rope.head_dim, interleaved=rope.interleaved, rotary_dim=rope.rotary_dim,
-                      max_position_embeddings=rope.max_position_embeddings, inv_freq=tuple(columns))  # fmt: skip
 
 
 def powers(width, count, theta=1e4):
@@ -185,30 +181,6 @@ def golden_of(model, **options):
     return Golden.of(our_side(Reader(model, TextTokenizer.bytes(), "small"), **options))
 
 
-def half(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
-    """Rotate pairs (i, i + width/2)."""
-    pairs = cos.shape[-1] // 2
-    c, s = (x.unsqueeze(unsqueeze_dim)[..., :pairs] for x in (cos, sin))
-
-    def turned(x):
-        first, second, rest = x[..., :pairs], x[..., pairs : 2 * pairs], x[..., 2 * pairs :]
-        return torch.cat((first * c - second * s, second * c + first * s, rest), -1)
-
-    return turned(q), turned(k)
-
-
-def interleaved(q, k, cos, sin, *args, unsqueeze_dim=1, **options):
-    """Rotate pairs (2i, 2i + 1)."""
-    pairs = cos.shape[-1] // 2
-    c, s = (x.unsqueeze(unsqueeze_dim)[..., :pairs] for x in (cos, sin))
-
-    def turned(x):
-        first, second, rest = x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2], x[..., 2 * pairs :]
-        return torch.cat((torch.stack((first * c - second * s, second * c + first * s), -1).flatten(-2), rest), -1)
-
-    return turned(q), turned(k)
-
-
 def partial_model(fraction):
     """A small Phi that rotates this fraction of its heads of 32."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": fraction}
@@ -265,16 +237,16 @@ def test_sliding_layers_that_are_scaled():
     assert golden.check(TransformersEngine(wrong.model)).verdict.applied == ("scaling on all layers",)
 
 
-@pytest.mark.parametrize(("family", "wrong"), [("phi3", interleaved), ("glm4", half)], ids=lambda x: str(x)[:8])
+@pytest.mark.parametrize(("family", "other"), [("phi3", "glm4"), ("glm4", "phi3")])
 @MORE
-def test_the_other_pairing_of_a_foreign_family(family, wrong, monkeypatch):
-    """Our attention rotates for the hypothesis; the engine is transformers with another apply_rotary_pos_emb."""
+def test_the_other_pairing_of_a_foreign_family(family, other, monkeypatch):
+    """Our attention rotates for the hypothesis; the engine is transformers with the rotation of another family."""
     model = small_model(family, vocab_size=260, max_position_embeddings=256)
     golden = golden_of(model, up_to=128)
     assert golden.left_out == ()
     assert golden.check(TransformersEngine(model)).verdict.kind == "as expected"
-    module = f"transformers.models.{family}.modeling_{family}.apply_rotary_pos_emb"
-    monkeypatch.setattr(module, wrong)
+    here, there = (f"transformers.models.{name}.modeling_{name}" for name in (family, other))
+    monkeypatch.setattr(f"{here}.apply_rotary_pos_emb", import_module(there).apply_rotary_pos_emb)
     found = golden.check(TransformersEngine(model))
     assert (found.verdict.kind, found.verdict.applied) == ("other", ("the other pairing",))
 

@@ -1,19 +1,15 @@
-"""A real llama.cpp server: of the built-in model here, of the file that ROPEWALK_TEST_GGUF names in the slow tests."""
+"""A real llama.cpp server of the built-in model; `scripts/confusion_of_verify.py --servers` checks those of SmolLM2."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import load
 from ropewalk.verification.adapters import llama_cpp_server
-from ropewalk.verification.verify import our_side
 from tests.models.material import gguf_of
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is in the extra llama-cpp")
-FILE = os.environ.get("ROPEWALK_TEST_GGUF")
 YARN = {"rope_scaling_type": 2, "rope_freq_scale": 0.25}
 CASES = [
     ({}, None, "as expected", "as expected"),
@@ -68,27 +64,3 @@ def test_a_cache_in_four_bits_is_noise(tiny, options, kind, words):
     assert (found.verdict.kind, found.exit_status) == (kind, 3 if kind == "undecided" else 1), str(found)
     assert words in str(found)
     assert ("--rope-freq-base" in str(found)) == (kind == "other"), "the flags of llama.cpp"
-
-
-YARN_2 = {"rope_scaling_type": 2, "rope_freq_scale": 0.5}
-SERVERS = [
-    ({}, None, "as expected"),
-    (YARN_2 | {"yarn_orig_ctx": 8192}, "yarn:2", "as expected"),
-    ({"rope_scaling_type": 1, "rope_freq_scale": 0.5}, "pi:2", "as expected"),
-    ({"rope_freq_base": 50_000.0}, None, "other"),
-    (YARN_2 | {"yarn_orig_ctx": 4096}, "yarn:2", "other"),
-    (YARN | {"yarn_orig_ctx": 8192}, "yarn:2", "other"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(FILE is None, reason="ROPEWALK_TEST_GGUF is not set")
-@pytest.mark.parametrize(("options", "expect", "kind"), SERVERS)
-def test_quantised_weights(options, expect, kind, tmp_path_factory):
-    """SmolLM2 in few bits a weight, at defaults: no server is left undecided by its noise."""
-    state = tmp_path_factory.getbasetemp() / "quantised"
-    side = our_side(FILE, expect=expect, state=state)
-    with llama_cpp_server(FILE, side.tokenizer, options=options) as engine:
-        found = rw.verify(FILE, engine, expect=expect, state=state)
-    assert found.verdict.kind == kind, found.verdict.sentence
-    assert found.residual < 0.15

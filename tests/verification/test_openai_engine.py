@@ -65,7 +65,7 @@ def failing(url, ours, **more):
     return str(failed.value)
 
 
-@pytest.mark.parametrize("key", ["sk-secret", 'sk"se\\cret', "sk-s/e+c%r&t", "\tsk-secret\n"])
+@pytest.mark.parametrize("key", ["\tsk-secret\n", 'sk"s/e+c%r&\\t'])
 @pytest.mark.parametrize("form", ["plain", "JSON", "URL", "all", "JSON in JSON", "ASCII", "UTF-16", "status 200"])
 def test_the_key_is_sent_and_never_shown(ours, monkeypatch, key, form):
     """A server that repeats it in its answer, in whatever form, does not bring it into the message."""
@@ -90,6 +90,10 @@ def test_the_key_is_sent_and_never_shown(ours, monkeypatch, key, form):
     assert "200" in form or ("401" in message and KEY in message)
     secret = re.sub(r"\W", "", key)
     assert secret not in re.sub(r"\W|u00..", "", unquote(message))
+    monkeypatch.delenv(KEY)
+    with serving(ours, refuse) as url:
+        failing(url, ours, model="m")
+    assert seen[1:] == [None]
 
 
 @pytest.mark.parametrize("key", ["sk secret", "sk-s\u00e9cret", "sk\nsecret"])
@@ -120,13 +124,6 @@ def test_a_certificate_that_is_not_trusted(ours, tmp_path, monkeypatch):
         assert OpenAIEngine(url, ours.reader.tokenizer).ask([1, 2, 3]).prompt_tokens == 3
     with serving(ours) as url:
         assert "http://" in failing(url.replace("http", "https"), ours, model="m")
-
-
-def test_without_a_key_none_is_sent(ours, monkeypatch):
-    """No header, and the cure names the variable."""
-    monkeypatch.delenv(KEY, raising=False)
-    with serving(ours, lambda path, body, headers: (401, "Authorization" in headers and "sent")) as url:
-        assert KEY in failing(url, ours)
 
 
 @pytest.mark.parametrize(

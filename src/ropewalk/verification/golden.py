@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import base64
-import bisect
 import json
 import platform
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial, partialmethod
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.atomic_io import as_path, check_output, finite, read_json, write_output
-from ropewalk.errors import RopeError
+from ropewalk.atomic_io import as_path, check_output, read_json, write_output
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.rope.values import HORIZON
 from ropewalk.verification.adapters import LOCAL, open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
-from ropewalk.verification.engine import WAIT, NextTokens, TokenizerTexts
-from ropewalk.verification.outcome import Prediction, Verification, distance
-from ropewalk.verification.questions import Compared, PromptQuestion, different
+from ropewalk.verification.engine import WAIT, NextTokens
+from ropewalk.verification.fit import Compared, Prediction, PromptQuestion, RecordedHypothesis, different, distance
+from ropewalk.verification.outcome import Verification
 from ropewalk.version import __version__
 
 if TYPE_CHECKING:
@@ -43,29 +42,6 @@ LEAST = -32_767  # units: the smallest log-probability that is written
 CLOSE = 0.3  # nats from the expected prediction: hypotheses for which the longest prompts are computed
 NONE = -1  # the row of a hypothesis without a prediction
 Kind = Literal["single", "shifted", "round", "confirming", "decoding"]
-
-
-@dataclass(frozen=True)
-class RecordedHypothesis:
-    """A hypothesis in a golden file, with groups of equal hypotheses instead of positions.
-
-    `groups[i]` is equal for hypotheses that agree on prompts from `lengths[i]` tokens up to the next length.
-    """
-
-    name: str
-    lengths: tuple[int, ...]
-    groups: tuple[int, ...]
-    minor: bool
-    small: bool
-
-    def at(self, length: int) -> tuple[object, ...]:
-        """Return the group for prompts of `length` tokens; hypotheses in one group agree."""
-        return (self.groups[max(0, bisect.bisect_right(self.lengths, length) - 1)],)
-
-    @property
-    def borders(self) -> set[int]:
-        """Return the lengths in tokens after which it may change."""
-        return {length - 1 for length in self.lengths}
 
 
 @dataclass(frozen=True)
@@ -84,14 +60,12 @@ class RecordedPrompt(PromptQuestion):
         difference under any hypothesis are left out.
         """
         floor = min(answer.top.values())
-        given = {t: answer.top.get(t, floor) for t in self.tokens if not answer.by_text or t in self.clear}
-        others = {token: value for token, value in answer.top.items() if token not in self.tokens}
-        values = {}
-        for name, prediction in self.predictions.items():
-            known = {token: max(prediction.values[token], floor) for token in given}
-            beyond = {token: max(min(value, prediction.least), floor) for token, value in others.items()}
-            values[name] = known | beyond
-        answered = given | others
+        known = {t: answer.top.get(t, floor) for t in self.tokens if not answer.by_text or t in self.clear}
+        answered = known | {token: value for token, value in answer.top.items() if token not in self.tokens}
+        values = {
+            name: {t: max(one.values.get(t, min(value, one.least)), floor) for t, value in answered.items()}
+            for name, one in self.predictions.items()
+        }
         tell = [token for token, value in answered.items() if any(one[token] != value for one in values.values())]
         kept = tell or list(answered)
         return (
@@ -101,35 +75,25 @@ class RecordedPrompt(PromptQuestion):
 
 
 class Golden:
-    """Our side of a check, from a golden file; see `ropewalk.verification.questions.Side`.
+    """Our side of a check, from a golden file; see `ropewalk.verification.fit.Side`.
 
     - `document`: the content of the file.
 
     **Raises:** `RopeError` if the content has a different format.
     """
 
+    progress: Progress = SilentProgress()
+
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document = document
-        if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise RopeError(
-                "verify: this is not a file of golden predictions, or it has a different version.",
-                facts={"format": document.get("format"), "version": document.get("version")},
-                cure=f"Write it again with `ropewalk verify MODEL --write FILE` of ropewalk {__version__}.",
-            )
-        if finite(document) != document:
-            raise RopeError(
-                "verify: this file of golden predictions contains NaN or infinity.",
-                facts={"model": document.get("model")},
-                cure="Write it again with `ropewalk verify MODEL --write FILE`.",
-            )
-        try:
+        cure = f"Write it again with `ropewalk verify MODEL --write FILE` of ropewalk {__version__}."
+        written = {"format": document.get("format"), "version": document.get("version")}
+        if written != {"format": FORMAT, "version": VERSION}:
+            rule = "verify: this is not a file of golden predictions, or it has a different version."
+            raise RopeError(rule, facts=written, cure=cure)
+        with library_errors("verify: this file of golden predictions is damaged.", facts={}, cure=cure):
+            json.dumps(document, allow_nan=False)
             self._parse()
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise RopeError(
-                "verify: this file of golden predictions is damaged.",
-                facts={"error": f"{type(error).__name__}: {error}"},
-                cure="Write it again with `ropewalk verify MODEL --write FILE`.",
-            ) from error
 
     def _parse(self) -> None:
         """Read the content; anything missing raises."""
@@ -138,10 +102,11 @@ class Golden:
         self.trained, self.up_to = int(document["trained_length"]), int(document["up_to"])
         self.left_out = tuple(map(str, document["left_out"]))
         tokenizer = document["tokenizer"]
-        self.prefix_ids = [int(token) for token in tokenizer["prefix_ids"]]
-        self.sample = str(tokenizer["sample"]["text"]), [int(token) for token in tokenizer["sample"]["ids"]]
-        lengths = tuple(map(int, document["lengths"]))
-        self.all: Mapping[str, Any] = {
+        self.prefix_ids = _whole(tokenizer["prefix_ids"])
+        self.sample = str(tokenizer["sample"]["text"]), _whole(tokenizer["sample"]["ids"])
+        self.by_text = {str(text): int(token) for token, text in document["tokens"].items()}
+        lengths = tuple(_whole(document["lengths"]))
+        self.all: Mapping[str, RecordedHypothesis] = {
             one["name"]: RecordedHypothesis(
                 one["name"],
                 lengths,
@@ -151,7 +116,7 @@ class Golden:
             )
             for one in document["hypotheses"]
         }
-        self.all[document["hypotheses"][0]["name"]]  # there is at least the expected one
+        next(iter(self.all.values()))  # the expected one
         self._questions = [
             (entry["kind"], int(entry["round"]), self._question(entry)) for entry in document["questions"]
         ]
@@ -160,14 +125,13 @@ class Golden:
             if kind == "round":
                 spans.setdefault(number, []).append(len(question.input_ids))
         self.rounds: Sequence[tuple[int, int]] | None = [
-            (min(spans[number]), max(spans[number])) for number in sorted(spans)
+            (min(lengths), max(lengths)) for _, lengths in sorted(spans.items())
         ]
 
     def _question(self, entry: Mapping[str, Any]) -> RecordedPrompt:
         """Return a prompt and its predictions."""
-        whole = [int(token) for token in self.document["passages"][entry["passage"]]["ids"]]
-        ids = whole[: entry["length"]]
-        tokens = [int(token) for token in entry["tokens"]]
+        ids = _whole(self.document["passages"][entry["passage"]]["ids"])[: entry["length"]]
+        tokens = _whole(entry["tokens"])
         columns = len(tokens) + 1
         values = np.frombuffer(base64.b64decode(entry["nats"], validate=True), "<i2").reshape(-1, columns) * UNIT
         predictions = {
@@ -175,8 +139,7 @@ class Golden:
             for name, row in zip(entry.get("names", list(self.all)), entry["rows"], strict=True)
             if row != NONE
         }
-        clear = {int(token) for token in self.document["tokens"]}
-        return RecordedPrompt(ids, predictions, [int(token) for token in entry["generated"]], tokens, clear)
+        return RecordedPrompt(ids, predictions, _whole(entry["generated"]), tokens, set(self.by_text.values()))
 
     @classmethod
     def read(cls, path: str | Path) -> Golden:
@@ -190,7 +153,7 @@ class Golden:
     @classmethod
     def of(cls, side: OurSide, *, progress: Progress | None = None) -> Golden:
         """Compute the predictions of a model for every hypothesis."""
-        return cls(json.loads(json.dumps(_Writer(side, progress or SilentProgress()).document())))
+        return cls(json.loads(json.dumps(_document(side, progress or SilentProgress()))))
 
     def write(self, path: str | Path) -> None:
         """Write the file, completely or not at all."""
@@ -221,152 +184,126 @@ class Golden:
                 facts={"engine": engine},
                 cure="Also pass the checkpoint, or pass the URL of a running server.",
             )
-        with (
-            open_engine(engine, model or "", self, served_name=served_name, wait=wait, max_tokens=max_tokens) as opened,
-            shown("verify", progress) as bar,
-        ):
+        options: dict[str, Any] = {"served_name": served_name, "wait": wait, "max_tokens": max_tokens}
+        with open_engine(engine, model or "", self, **options) as opened, shown("verify", progress) as bar:
             verification = Check(self, max_tokens=max_tokens, progress=bar).run(opened)
         return replace(verification, seconds=time.monotonic() - begun)
 
-    @cached_property
-    def by_text(self) -> dict[str, int]:
-        """Return the ids of the recorded tokens by text, for engines that return text."""
-        return {text: int(token) for token, text in self.document["tokens"].items()}
+    # prompts, as those of `Side`
 
-    # the questions
+    def _of(self, kind: Kind) -> list[RecordedPrompt]:
+        return [question for one, _, question in self._questions if one == kind]
 
-    def _of(self, *kinds: Kind, number: int | None = None) -> list[RecordedPrompt]:
-        return [q for kind, place, q in self._questions if kind in kinds and number in (None, place)]
+    single = partialmethod(_of, "single")
+    shifted = partialmethod(_of, "shifted")
+    decoding = partialmethod(_of, "decoding")
 
-    def single(self, progress: Progress) -> list[RecordedPrompt]:
-        """Return prompts of one token."""
-        return self._of("single")
-
-    def questions(
-        self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
-    ) -> list[RecordedPrompt]:
+    def questions(self, number: int, span: tuple[int, int], alive: Collection[str], best: str) -> list[RecordedPrompt]:
         """Return the prompts of a round that are short enough, with the remaining hypotheses' predictions."""
         return [
             replace(question, predictions={name: one for name, one in question.predictions.items() if name in alive})
-            for question in self._of("round", number=number)
-            if len(question.input_ids) <= span[1]
+            for kind, place, question in self._questions
+            if (kind, place) == ("round", number) and len(question.input_ids) <= span[1]
         ]
 
-    def shifted(self, progress: Progress) -> list[RecordedPrompt]:
-        """Return prompts, each followed by the same one without its first tokens."""
-        return self._of("shifted")
-
-    def confirming(self, last: int, progress: Progress) -> list[RecordedPrompt]:
+    def confirming(self, last: int) -> list[RecordedPrompt]:
         """Return prompts of at most `last` tokens that confirm a verdict."""
         return [question for question in self._of("confirming") if len(question.input_ids) <= last]
 
-    def decoding(self, progress: Progress) -> list[RecordedPrompt]:
-        """Return prompts with generated tokens."""
-        return self._of("decoding")
+
+def _whole(numbers: Sequence[Any]) -> list[int]:
+    return [int(number) for number in numbers]
 
 
-class _Writer:
-    """The computation of a golden file's content."""
+def _document(side: OurSide, progress: Progress) -> dict[str, Any]:
+    """Return the content of a golden file."""
+    side.all = different(side.all, side.up_to)
+    passages = list[list[int]]()
+    entries = list(_entries(side, Check(side, max_tokens=max(side.up_to, 2), progress=progress), passages))
+    shown = {token for entry in entries for token in (*entry["tokens"], *entry["generated"])}
+    reader, (text, ids) = side.predictions.reader, side.sample
+    borders = {border for one in side.all.values() for border in one.borders if border < HORIZON}
+    lengths = sorted({1, 2, HORIZON, *(e["length"] for e in entries), *(border + 1 for border in borders)})
+    groups = _groups(list(side.all.values()), lengths)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": side.model,
+        "library": reader.library,
+        "dtype": str(reader.dtype).removeprefix("torch."),
+        "weights": reader.digest(),
+        "versions": {"ropewalk": __version__, "torch": version("torch"), "python": platform.python_version()},
+        "expected": side.expected,
+        "trained_length": side.trained,
+        "up_to": side.up_to,
+        "tokenizer": {"prefix_ids": side.prefix_ids, "sample": {"text": text, "ids": ids}},
+        "lengths": lengths,
+        "hypotheses": [
+            {"name": one.name, "minor": one.minor, "small": one.small, "groups": row}
+            for one, row in zip(side.all.values(), groups, strict=True)
+        ],
+        "left_out": list(side.left_out),
+        "unit_nats": UNIT,
+        "passages": [{"ids": ids} for ids in passages],
+        "tokens": {str(token): text for text, token in side.tokenizer.by_text.items() if token in shown},
+        "questions": entries,
+    }
 
-    def __init__(self, side: OurSide, progress: Progress) -> None:
-        self.side, self.progress = side, progress
-        self.token_texts = TokenizerTexts(side.tokenizer)
-        self.passages: list[list[int]] = []
 
-    def document(self) -> dict[str, Any]:
-        """Return the content of the file."""
-        side = self.side
-        side.all = different(side.all, side.up_to)
-        entries = list(self._entries())
-        shown = {token for entry in entries for token in (*entry["tokens"], *entry["generated"])}
-        reader, (text, ids) = side.predictions.reader, side.sample
-        lengths = sorted(
-            {1, 2, *(e["length"] for e in entries), *(b + 1 for one in side.all.values() for b in one.borders)}
-        )
-        lengths = [length for length in lengths if length <= HORIZON] + [HORIZON]
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": side.model,
-            "library": reader.library,
-            "dtype": str(reader.dtype).removeprefix("torch."),
-            "weights": reader.digest(),
-            "versions": {"ropewalk": __version__, "torch": version("torch"), "python": platform.python_version()},
-            "expected": side.expected,
-            "trained_length": side.trained,
-            "up_to": side.up_to,
-            "tokenizer": {"prefix_ids": side.prefix_ids, "sample": {"text": text, "ids": ids}},
-            "lengths": lengths,
-            "hypotheses": [
-                {"name": one.name, "minor": one.minor, "small": one.small, "groups": groups}
-                for one, groups in zip(side.all.values(), _groups(list(side.all.values()), lengths), strict=True)
-            ],
-            "left_out": list(side.left_out),
-            "unit_nats": UNIT,
-            "passages": [{"ids": ids} for ids in self.passages],
-            "tokens": {str(token): side.tokenizer.decode([token]) for token in sorted(shown & self._clear)},
-            "questions": entries,
+def _entries(side: OurSide, check: Check, passages: list[list[int]]) -> Iterator[dict[str, Any]]:
+    """Yield each question with its predictions; add its ids to `passages`."""
+    first, done, names = side.first.name, 0, list(side.all)
+    written = partial(_written, every=names, passages=passages)
+    yield from written("single", 0, side.single())
+    for number, span in enumerate(check.rounds()):
+        if span[1] <= done:
+            break
+        done = span[1]
+        questions = side.questions(number, span, names, first)
+        yield from written("round", number, questions)
+        if number:  # a check ends before if an engine does not apply what is expected, or something similar
+            pairs = {n: [distance(q.predictions[first], q.predictions[n]) for q in questions] for n in names}
+            names = [name for name in names if np.mean(pairs[name]) < CLOSE]
+    for question in side.shifted():
+        yield from written("shifted", 0, [question])
+    yield from written("confirming", 0, side.confirming(side.up_to))
+    yield from written("decoding", 0, side.decoding())
+
+
+def _written(
+    kind: Kind, number: int, questions: Sequence[PromptQuestion], *, every: list[str], passages: list[list[int]]
+) -> Iterator[dict[str, Any]]:
+    """Yield questions as entries of the document; those of one round share a passage."""
+    for question in sorted(questions, key=lambda one: -len(one.input_ids)):
+        names, ids = list(question.predictions), list(question.input_ids)
+        tokens = _tokens(question.predictions)
+        values = np.stack([_columns(question.predictions[name], tokens) for name in names])
+        units = np.clip(np.rint(values / UNIT), LEAST, 0).astype("<i2")
+        unique, rows = np.unique(units, axis=0, return_inverse=True)
+        passage = next((n for n, known in enumerate(passages) if known[: len(ids)] == ids), len(passages))
+        if passage == len(passages):
+            passages.append(ids)
+        entry: dict[str, Any] = {
+            "kind": kind,
+            "round": number,
+            "passage": passage,
+            "length": len(ids),
+            "generated": list(question.generated),
+            "tokens": tokens,
+            "rows": rows.ravel().tolist(),
+            "nats": base64.b64encode(unique.tobytes()).decode(),
         }
+        yield entry if names == every else entry | {"names": names}
 
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        """Yield each question with its predictions."""
-        side, progress = self.side, self.progress
-        yield from self._written("single", 0, side.single(progress))
-        check = Check(side, max_tokens=max(side.up_to, 2), progress=progress)
-        first, done, names = side.first.name, 0, list(side.all)
-        for number, span in enumerate(check.rounds()):
-            if span[1] <= done:
-                break
-            done = span[1]
-            questions = side.questions(number, span, names, first, progress)
-            yield from self._written("round", number, questions)
-            if number:  # a check ends before if an engine does not apply what is expected, or something similar
-                pairs = {n: [distance(q.predictions[first], q.predictions[n]) for q in questions] for n in names}
-                names = [name for name in names if np.mean(pairs[name]) < CLOSE]
-        for question in side.shifted(progress):
-            yield from self._written("shifted", 0, [question])
-        yield from self._written("confirming", 0, side.confirming(side.up_to, progress))
-        yield from self._written("decoding", 0, side.decoding(progress))
 
-    def _written(self, kind: Kind, number: int, questions: Sequence[PromptQuestion]) -> Iterator[dict[str, Any]]:
-        """Yield questions as entries of the document; those of one round share a passage."""
-        for question in sorted(questions, key=lambda one: -len(one.input_ids)):
-            names = list(question.predictions)
-            tokens = self._tokens(question.predictions)
-            values = np.stack([_columns(question.predictions[name], tokens) for name in names])
-            units = np.clip(np.rint(values / UNIT), LEAST, 0).astype("<i2")
-            rows, unique = _distinct(units)
-            ids = list(question.input_ids)
-            passage = next((n for n, known in enumerate(self.passages) if known[: len(ids)] == ids), len(self.passages))
-            if passage == len(self.passages):
-                self.passages.append(ids)
-            entry: dict[str, Any] = {
-                "kind": kind,
-                "round": number,
-                "passage": passage,
-                "length": len(ids),
-                "generated": list(question.generated),
-                "tokens": tokens,
-                "rows": rows,
-                "nats": base64.b64encode(unique.tobytes()).decode(),
-            }
-            if names != list(self.side.all):
-                entry["names"] = names
-            yield entry
-
-    def _tokens(self, predictions: Mapping[str, Prediction]) -> list[int]:
-        """Return the tokens to record: the likeliest as expected, then those that are likely under most hypotheses."""
-        chosen = next(iter(predictions.values())).likeliest[:OWN]
-        votes: Counter[int] = Counter()
-        for prediction in predictions.values():
-            for place, token in enumerate(prediction.likeliest[:OWN]):
-                votes[token] += OWN - place
-        chosen += [token for token, _ in votes.most_common() if token not in chosen][: TOKENS - len(chosen)]
-        return chosen
-
-    @cached_property
-    def _clear(self) -> set[int]:
-        return set(self.token_texts.by_text.values())
+def _tokens(predictions: Mapping[str, Prediction]) -> list[int]:
+    """Return the tokens to record: the likeliest as expected, then those that are likely under most hypotheses."""
+    chosen = next(iter(predictions.values())).likeliest[:OWN]
+    votes: Counter[int] = Counter()
+    for prediction in predictions.values():
+        votes.update({token: OWN - place for place, token in enumerate(prediction.likeliest[:OWN])})
+    others = [token for token, _ in votes.most_common() if token not in chosen]
+    return chosen + others[: TOKENS - len(chosen)]
 
 
 def _groups(hypotheses: Sequence[Compared], lengths: Sequence[int]) -> list[list[int]]:
@@ -383,13 +320,6 @@ def _columns(prediction: Prediction, tokens: Sequence[int]) -> npt.NDArray[np.fl
     """Return the log-probabilities of these tokens, and that of the likeliest other token."""
     others = [value for token, value in prediction.values.items() if token not in tokens]
     return np.append(prediction.of(tokens), max(others, default=prediction.least))
-
-
-def _distinct(units: npt.NDArray[np.int16]) -> tuple[list[int], npt.NDArray[np.int16]]:
-    """Return the number of the distinct row that each row equals, and the distinct rows in order of appearance."""
-    known: dict[bytes, int] = {}
-    rows = [known.setdefault(row.tobytes(), len(known)) for row in units]
-    return rows, units[[rows.index(number) for number in range(len(known))]]
 
 
 def write_golden(

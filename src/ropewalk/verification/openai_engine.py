@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import http.client
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,6 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ropewalk.errors import RopeError
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.engine import (
     TOP,
     WAIT,
@@ -29,7 +29,6 @@ from ropewalk.verification.engine import (
     Loading,
     NextTokens,
     NoAnswer,
-    TokenizerTexts,
     TokenTexts,
     TooLong,
     Unreachable,
@@ -48,6 +47,13 @@ OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 GREEDY: tuple[Mapping[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0})
 """What samples nothing, in the order of trying: some engines refuse temperature 0, and fields that are not OpenAI's."""
 _TOKEN_ID = "token_id:"  # vLLM's prefix of a token that it returns as an id
+
+
+CURES = {
+    401: f"Set {KEY} to a key of this server.",
+    403: f"Set {KEY} to a key that may use this model.",
+    **dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to."),
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class OpenAIEngine:
 
     **Arguments:**
     - `url`: the server's address, with or without "/v1", without user and password.
-    - `token_texts`: the texts of the model's tokens, or its tokenizer, for servers that return only text.
+    - `token_texts`: the texts of the model's tokens, such as its tokenizer, for servers that return only text.
     - `model`: its name on the server. Defaults to the first of `/v1/models`.
     - `timeout`: seconds for one answer.
     - `wait`: seconds for which a server that is not reached, or that is loading, is asked again.
@@ -85,7 +91,7 @@ class OpenAIEngine:
     def __init__(
         self,
         url: str,
-        token_texts: TokenTexts | TextTokenizer,
+        token_texts: TokenTexts,
         *,
         model: str | None = None,
         timeout: float = SECONDS,
@@ -108,7 +114,7 @@ class OpenAIEngine:
         self.root = urlunsplit((scheme, parts.netloc, path, "", ""))
         self._path = quote(path, safe="/%~:@!$&'()*+,;=")
         self._proxy = None if self._host in LOCAL or proxy_bypass(self._host) else getproxies().get(scheme)
-        self.token_texts = TokenizerTexts(token_texts) if isinstance(token_texts, TextTokenizer) else token_texts
+        self.token_texts = token_texts
         self._model, self._name, self._timeout, self._wait = model, name, timeout, wait
         self._key = (os.environ.get(KEY, "") if key is None else key).strip()
         if not all("!" <= character <= "~" for character in self._key):
@@ -132,10 +138,8 @@ class OpenAIEngine:
 
     def _listed(self, key: str) -> list[str]:
         """Return the texts under a key of the listed models."""
-        content = self._list.content
-        models = content.get("data") if isinstance(content, Mapping) and self._list.status == 200 else None
-        fields = [model for model in models if isinstance(model, Mapping)] if isinstance(models, list) else []
-        return [model[key] for model in fields if isinstance(model.get(key), str)]
+        found = _object(self._list.content).get("data") if self._list.status == 200 else None
+        return [model[key] for model in map(_object, _items(found)) if isinstance(model.get(key), str)]
 
     @cached_property
     def model(self) -> str:
@@ -179,25 +183,11 @@ class OpenAIEngine:
 
     def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:
         """Return the server's answer; omit fields it refuses."""
-        body = {
-            "model": self.model,
-            "prompt": list(input_ids),
-            "max_tokens": tokens,
-            "logprobs": self._top,
-            **self._greedy[0],
-        }
-        if self._wants_ids:
-            body["return_tokens_as_token_ids"] = True  # vLLM's
+        body = {"model": self.model, "prompt": list(input_ids), "max_tokens": tokens, "logprobs": self._top}
+        body |= {**self._greedy[0], **({"return_tokens_as_token_ids": True} if self._wants_ids else {})}  # vLLM's
         answer = self._send("POST", "/v1/completions", body)
         if answer.status in (400, 422):
-            if self._wants_ids and "return_tokens_as_token_ids" in answer.text:
-                self._wants_ids = False
-                return self._completion(input_ids, tokens)
-            if len(self._greedy) > 1 and any(field in answer.text for field in self._greedy[0]):
-                del self._greedy[0]
-                return self._completion(input_ids, tokens)
-            if "logprobs" in answer.text and self._top > 5:
-                self._top = 5
+            if self._omitted(answer.text):
                 return self._completion(input_ids, tokens)
             if any(word in answer.text for word in ("context size", "context length", "maximum context", "exceed")):
                 raise TooLong(
@@ -205,22 +195,33 @@ class OpenAIEngine:
                     facts={"server": self.root, "tokens": len(input_ids)},
                     cure="Start the server with a longer context, or pass a smaller --max-tokens.",
                 )
+        if answer.status in (400, 404, 422) and (refused := self._ids_refused(input_ids)) is not None:
+            raise EngineError(
+                "verify: the server takes text only as a prompt, no token ids.",
+                facts={"server": self.root, "status": refused.status, "answer": self._shown(refused.text)},
+                cure="For mlx_lm.server, start mlx-lm here: ropewalk verify FOLDER --engine mlx.",
+            )
         if answer.status != 200:
-            if answer.status in (400, 404, 422) and (refused := self._ids_refused(input_ids)) is not None:
-                raise EngineError(
-                    "verify: the server takes text only as a prompt, no token ids.",
-                    facts={"server": self.root, "status": refused.status, "answer": self._shown(refused.text)},
-                    cure="For mlx_lm.server, start mlx-lm here: ropewalk verify FOLDER --engine mlx.",
-                )
             raise self._refusal(answer, "verify: the server refuses the request.")
-        content = answer.content
-        if not self._generated(content):
+        if not self._generated(answer.content):
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
                 cure="Use an engine with `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
-        return content
+        return answer.content
+
+    def _omitted(self, refusal: str) -> bool:
+        """Omit from now on what a server refuses; return whether it is something that can be omitted."""
+        if self._wants_ids and "return_tokens_as_token_ids" in refusal:
+            self._wants_ids = False
+        elif len(self._greedy) > 1 and any(field in refusal for field in self._greedy[0]):
+            del self._greedy[0]
+        elif "logprobs" in refusal and self._top > 5:
+            self._top = 5
+        else:
+            return False
+        return True
 
     def _ids_refused(self, input_ids: Sequence[int]) -> HttpAnswer | None:
         """Return the answer of a server that completes a text, but no token ids, without any other field."""
@@ -234,31 +235,23 @@ class OpenAIEngine:
         An engine that samples may add its token to the likeliest ones. The smallest number is left out if it is that of
         the generated token, as are more numbers than were asked for. It ends at the first place with fewer than two.
         """
-        generated: list[tuple[int | None, list[tuple[int | None, Any]]]] = []
+        places: list[tuple[Mapping[str, Any], list[tuple[Mapping[str, Any], Any]]]] = []
         match content:
             case {"choices": [{"logprobs": {"content": [*rows]}}, *_]}:
-                for row in rows:
-                    fields = row if isinstance(row, Mapping) else {}
-                    likely = fields.get("top_logprobs")
-                    each = (
-                        [one if isinstance(one, Mapping) else {} for one in likely] if isinstance(likely, list) else []
-                    )
-                    chosen = self._id(fields.get("token"), fields.get("id")) if "token" in fields else None
-                    generated.append(
-                        (chosen, [(self._id(o.get("token"), o.get("id")), o.get("logprob")) for o in each])
-                    )
+                for row in map(_object, rows):
+                    each = map(_object, _items(row.get("top_logprobs")))
+                    places.append((row, [(one, one.get("logprob")) for one in each]))
             case {"choices": [{"logprobs": {"top_logprobs": [*rows], **more}}, *_]}:
-                tokens = more.get("tokens")
-                chosen_texts = tokens if isinstance(tokens, list) and len(tokens) == len(rows) else [None] * len(rows)
-                for text, row in zip(chosen_texts, rows, strict=True):
-                    values = row if isinstance(row, Mapping) else {}
-                    chosen = self._id(text) if isinstance(text, str) else None
-                    generated.append((chosen, [(self._id(token), value) for token, value in values.items()]))
+                for row, text in itertools.zip_longest(map(_object, rows), _items(more.get("tokens"))[: len(rows)]):
+                    chosen_text = {"token": text} if text is not None else {}
+                    places.append((chosen_text, [({"token": token}, value) for token, value in row.items()]))
         steps = []
-        for chosen, entries in generated:
+        for generated, entries in places:
             for _, value in entries:  # check also those of tokens without an id
                 NextTokens({0: value})
-            likely = sorted(entries, key=lambda entry: entry[1], reverse=True)[: self._top]
+            chosen = self._id(generated) if "token" in generated else None
+            likely = sorted(((self._id(one), value) for one, value in entries), key=lambda entry: -entry[1])
+            del likely[self._top :]
             if len(likely) > 2 and chosen is not None and likely[-1][0] == chosen:
                 del likely[-1]
             top = {token: value for token, value in likely if token is not None}
@@ -267,16 +260,15 @@ class OpenAIEngine:
             steps.append((chosen, top))
         return steps
 
-    def _id(self, token: object, given: object = None) -> int | None:
+    def _id(self, entry: Mapping[str, Any]) -> int | None:
         """Return the id of a token in an answer: None if several tokens have its text, -1 for an invalid id."""
-        if given is not None:
+        token, given = entry.get("token"), entry.get("id")
+        if given is not None or not isinstance(token, str):
             return given if type(given) is int else -1
-        if not isinstance(token, str):
-            return -1
-        digits = token.removeprefix(_TOKEN_ID)
-        if digits == token:
+        if not token.startswith(_TOKEN_ID):
             self._by_text = True
             return self.token_texts.by_text.get(token)
+        digits = token.removeprefix(_TOKEN_ID)
         return int(digits) if re.fullmatch("[0-9]{1,9}", digits) else -1
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpAnswer:
@@ -287,40 +279,37 @@ class OpenAIEngine:
             deadline = time.monotonic() + self._timeout
             try:
                 answer = self._exchange(method, path, body, deadline)
-            except ssl.SSLCertVerificationError as error:
-                raise Unreachable(
-                    "verify: the server's certificate is not trusted.",
-                    facts={"server": self.root, "error": error.verify_message},
-                    cure="Set SSL_CERT_FILE to a .pem file of it, and use the host name that it contains.",
-                ) from error
-            except ssl.SSLError as error:
-                raise Unreachable(
-                    "verify: the server does not answer in https.",
-                    facts={"server": self.root, "error": error.reason},
-                    cure="Check whether the address begins with http:// instead.",
-                ) from error
             except (OSError, http.client.HTTPException, UnicodeError) as error:
-                failure = type(error).__name__
+                failure = error
             else:
                 if answer.status not in RETRIED:
                     return answer
                 pause = max(pause, answer.retry_after)
             now = time.monotonic()
-            if now >= deadline or not now + pause <= begun + self._wait:  # NaN waits for nothing
+            waits = now < deadline and now + pause <= begun + self._wait  # NaN waits for nothing
+            if isinstance(failure, ssl.SSLError) or not waits:
                 break
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         if answer is not None:
-            raise self._refusal(
-                answer, f"verify: the server is still loading or busy after {now - begun:,.0f} seconds."
-            )
-        raise Unreachable(
-            "verify: the server cannot be reached.",
-            facts={"server": self.root, "error": failure}
-            | ({"proxy": urlsplit(self._proxy).hostname} if self._proxy else {}),
-            cure=f"Check that it runs at this address and answers within {self._timeout:g} seconds. "
-            "Pass --wait SECONDS for a server that is still starting.",
+            rule = f"verify: the server is still loading or busy after {now - begun:,.0f} seconds."
+            raise self._refusal(answer, rule)
+        raise self._unreachable(failure)
+
+    def _unreachable(self, failure: BaseException | None) -> Unreachable:
+        rule, error = "the server cannot be reached", type(failure).__name__
+        cure = (
+            f"Check that it runs at this address and answers within {self._timeout:g} seconds. "
+            "Pass --wait SECONDS for a server that is still starting."
         )
+        if isinstance(failure, ssl.SSLCertVerificationError):
+            rule, error = "the server's certificate is not trusted", failure.verify_message
+            cure = "Set SSL_CERT_FILE to a .pem file of it, and use the host name that it contains."
+        elif isinstance(failure, ssl.SSLError):
+            rule, error = "the server does not answer in https", failure.reason
+            cure = "Check whether the address begins with http:// instead."
+        proxy = {"proxy": urlsplit(self._proxy).hostname} if self._proxy else {}
+        return Unreachable(f"verify: {rule}.", facts={"server": self.root, "error": error, **proxy}, cure=cure)
 
     def _connected(self, timeout: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
         """Return a connection, through the proxy if there is one, the beginning of paths on it, and its headers."""
@@ -388,18 +377,15 @@ class OpenAIEngine:
                 decoded = unquote(html.unescape(decoded))
         return text[:300]
 
-    def _refusal(self, answer: HttpAnswer, rule: str) -> RopeError:
+    def _refusal(self, answer: HttpAnswer, rule: str) -> EngineError:
         """Return the error for an answer's status, with the server's text."""
-        cures = {
-            401: f"Set {KEY} to a key of this server.",
-            403: f"Set {KEY} to a key that may use this model.",
-        } | dict.fromkeys((301, 302, 303, 307, 308), "Pass the address that the server redirects to.")
-        cure = self._cure_of_404() if answer.status == 404 else cures.get(answer.status, "See the server's own log.")
-        if answer.status in RETRIED:
+        error, cure = EngineError, CURES.get(answer.status, "See the server's own log.")
+        if answer.status == 404:
+            cure = self._cure_of_404()
+        elif answer.status in RETRIED:
             requested = f" The server asks for {answer.retry_after:,.0f} seconds." if answer.retry_after else ""
-            cure = f"Pass --wait SECONDS to wait longer.{requested}"
+            error, cure = Loading, f"Pass --wait SECONDS to wait longer.{requested}"
         facts = {"server": self.root, "model": self._model, "status": answer.status}
-        error = Loading if answer.status in RETRIED else EngineError
         return error(rule, facts=facts | {"answer": self._shown(answer.text)}, cure=cure)
 
     def _cure_of_404(self) -> str:
@@ -410,6 +396,14 @@ class OpenAIEngine:
         if self._model is not None and self._model not in names:
             return f"Pass the model's name on this server as --served-name: {self._shown(', '.join(names))}."
         return "Use a server with /v1/completions. One that only chats applies a template."
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _bare(text: str) -> str:

@@ -1,17 +1,19 @@
-"""`verify`: which rotary embedding does an engine apply to a model?"""
+"""`verify`: which rotary embedding does an engine apply to a model? Its answers are compared with our own model's."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ropewalk.atomic_io import as_path, parse_object
@@ -19,29 +21,22 @@ from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
+from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import Reach, main_rope, method_named
 from ropewalk.methods.faults import CHUNKS, Hypothesis, hypotheses, in_decoding
-from ropewalk.progress import Progress, say, shown
+from ropewalk.methods.faulty_rules import FaultyPositions
+from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.progress import expect as begin_stage
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole
 from ropewalk.tokenizer import TextTokenizer
+from ropewalk.verification import check
 from ropewalk.verification.adapters import open_engine
-from ropewalk.verification.check import MAX_TOKENS, Check
-from ropewalk.verification.engine import WAIT, TokenizerTexts
-from ropewalk.verification.outcome import Prediction, Verification
-from ropewalk.verification.predictions import Predictions, candidates, choose, stretch
-from ropewalk.verification.questions import (
-    CONFIRMING,
-    LATER_QUESTIONS,
-    ONE_TOKEN,
-    QUESTIONS,
-    SHIFTED,
-    SHIFTS,
-    PromptQuestion,
-    first_difference,
-)
+from ropewalk.verification.engine import WAIT
+from ropewalk.verification.fit import Prediction, PromptQuestion, distance, first_difference
+from ropewalk.verification.outcome import Verification
+from ropewalk.version import __version__
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
 CHECKED = 2000  # characters of the text for which tokens are compared
@@ -50,6 +45,8 @@ DECODING = 6  # prompts after which tokens are generated
 STEPS = 4  # generated tokens, with an answer compared after each: the first follows from the prompt alone
 AFTER_CHUNKS = 3  # prompts longer than a chunk, after which one token is generated
 SURE, NEXT_SURE = 0.7, 0.3  # nats by which the likeliest token must lead, so that an engine generates it; later ones
+KEPT = 400  # likeliest tokens of a prediction that are saved; other tokens get the value of the last one
+PAIRS = "<i4,<f4"  # a saved token, and its log-probability in nats
 
 
 def verify(
@@ -58,7 +55,7 @@ def verify(
     *,
     expect: str | ModelRopes | None = None,
     up_to: int | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = check.MAX_TOKENS,
     text: str | Path | None = None,
     served_name: str | None = None,
     wait: float = WAIT,
@@ -106,12 +103,9 @@ def verify(
         model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state, device_map=device_map
     )
     source = model if isinstance(model, str | Path) else side.model
-    token_texts = TokenizerTexts(side.tokenizer)
-    with (
-        open_engine(engine, source, token_texts, served_name=served_name, wait=wait, max_tokens=max_tokens) as opened,
-        shown("verify", progress) as bar,
-    ):
-        verification = Check(side, max_tokens=max_tokens, progress=bar).run(opened)
+    options: dict[str, Any] = {"served_name": served_name, "wait": wait, "max_tokens": max_tokens}
+    with open_engine(engine, source, side.tokenizer, **options) as opened, shown("verify", progress) as bar:
+        verification = check.Check(side, max_tokens=max_tokens, progress=bar).run(opened)
     return dataclasses.replace(verification, seconds=round(time.monotonic() - begun, 2))
 
 
@@ -159,15 +153,81 @@ def our_side(
     return OurSide(predictions, tokenizer, contents, expected, trained, up_to)
 
 
+class Predictions:
+    """The predictions of our own model, saved under a key of all their inputs.
+
+    Hypotheses that agree on a prompt are computed once. `folder`: for the next run; None: in memory.
+    """
+
+    def __init__(self, reader: Reader, folder: Path | None = None) -> None:
+        self.reader, key = reader, ""
+        if folder is not None:
+            key = fingerprint(__version__, KEPT, PAIRS, reader.library, reader.dtype, reader.digest())
+            folder = folder / key
+        self.ledger = Ledger(folder, kind="verify", key=key)
+        self.ledger.resume()
+        self._known = {key: top for saved in self.ledger.results.values() for key, top in saved.items()}
+        self._readers: dict[ModelRopes, Reader] = {}
+
+    def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
+        """Return the prediction after the first n of these ids, for each n in `lengths`, under a hypothesis.
+
+        One pass over the longest prompt computes all, unless frequencies depend on the length.
+
+        **Raises:** `RopeError` if the model returns no finite numbers.
+        """
+        ropes = hypothesis.positions
+        keys = {  # what agrees at a length has one key
+            length: fingerprint(hypothesis.at(length), ropes.sliding_windows, list(input_ids[:length]))
+            for length in sorted(lengths)
+        }
+        due = [length for length, key in keys.items() if key not in self._known]
+        new = dict[str, str]()
+        for ends in [[length] for length in due] if ropes.needs_seq_len else [due] if due else []:
+            tops = self.under(ropes).top_after(input_ids, ends, count=KEPT, seq_len=ends[-1])
+            if not all(math.isfinite(nats) for top in tops for _, nats in top):
+                raise RopeError(
+                    "verify: our own forward pass of this checkpoint returns NaN or infinity.",
+                    facts={"model": self.reader.name, "hypothesis": hypothesis.name},
+                    cure="Check the checkpoint's weights.",
+                )
+            for length, top in zip(ends, tops, strict=True):
+                new[keys[length]] = base64.b64encode(np.array(top, PAIRS).tobytes()).decode()
+        if new:
+            self.ledger.add(fingerprint(*new), new)
+            self._known |= new
+        return {
+            length: Prediction(np.frombuffer(base64.b64decode(self._known[key]), PAIRS).tolist())
+            for length, key in keys.items()
+        }
+
+    def under(self, positions: ModelRopes) -> Reader:
+        """Return the reader under these positions; a copy of the model for each is kept, and shares its weights.
+
+        transformers' layers have one pairing and width, or no rotation. For others, our own attention rotates under an
+        extension that does not change positions; layers with a window do not support it.
+
+        **Raises:** `RopeError` if the reader supports neither.
+        """
+        if positions not in self._readers:
+            try:
+                self._readers[positions] = self.reader.under(positions)
+            except RopeError:
+                if any(positions.extensions):
+                    raise
+                layers = zip(positions.ropes, positions.sliding_windows, strict=True)
+                neutral = tuple(
+                    FaultyPositions("shifted", 1) if rope and not window else None for rope, window in layers
+                )
+                self._readers[positions] = self.reader.under(dataclasses.replace(positions, extensions=neutral))
+        return self._readers[positions]
+
+
 @dataclass
 class OurSide:
-    """Predictions of our own model.
+    """Our side of a check, computed by our own model; see `ropewalk.verification.fit.Side`.
 
-    **Arguments:**
-    - `predictions`: of the model.
-    - `tokenizer`: of the model. `text`: the source of prompts.
-    - `positions`: the positions the engine should apply.
-    - `trained`: the trained length in tokens.
+    - `text`: the source of prompts. `positions`: what the engine should apply. `trained`: the trained length in tokens.
     - `longest`: the longest prompt of the verdict, in tokens; None: chosen from the positions.
     """
 
@@ -178,14 +238,14 @@ class OurSide:
     trained: int
     longest: int | None = None
     rounds: Sequence[tuple[int, int]] | None = field(default=None, init=False)
+    progress: Progress = field(default_factory=SilentProgress, init=False)
 
     def __post_init__(self) -> None:
         self.model = self.predictions.reader.name
         self.expected = described(self.positions)
-        every = {hypothesis.name: hypothesis for hypothesis in hypotheses(self.positions, trained=self.trained)}
-        self.first = next(iter(every.values()))
-        self.left_out = tuple(name for name, one in every.items() if one is not self.first and not self._supports(one))
-        self.all = {name: hypothesis for name, hypothesis in every.items() if name not in self.left_out}
+        self.first, *others = hypotheses(self.positions, trained=self.trained)
+        self.left_out = tuple(one.name for one in others if not self._supports(one))
+        self.all = {one.name: one for one in (self.first, *others) if one.name not in self.left_out}
         self.up_to = length_to_verify(self.positions, self.trained) if self.longest is None else self.longest
 
     def _supports(self, hypothesis: Hypothesis) -> bool:
@@ -207,51 +267,49 @@ class OurSide:
         words = self.text[len(self.text) // 3 :][:CHECKED]
         return words, self.tokenizer.encode(words)
 
-    def single(self, progress: Progress) -> list[PromptQuestion]:
+    def single(self) -> list[PromptQuestion]:
         """Return prompts of one token."""
-        ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[:ONE_TOKEN]
+        ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[: check.ONE_TOKEN]
         return [PromptQuestion([token], {"": self._expected([token])}) for token in ids]
 
-    def questions(
-        self, number: int, span: tuple[int, int], alive: Collection[str], best: str, progress: Progress
-    ) -> list[PromptQuestion]:
+    def questions(self, number: int, span: tuple[int, int], alive: Collection[str], best: str) -> list[PromptQuestion]:
         """Predict under the remaining hypotheses, and choose the prompts that distinguish them best."""
         first, last = span
         ids, lengths = self.prompt(0.1 + 0.2 * number, last), candidates(first, last, 24 if number else 8)
-        begin_stage(progress, last * len(alive))
+        begin_stage(self.progress, last * len(alive))
         predicted: dict[str, Mapping[int, Prediction]] = {}
         begun = time.monotonic()
         for index, name in enumerate(alive):
-            progress.begin(f"our prediction {index + 1} of {len(alive)} for {last:,} tokens: {name}", last)
+            self.progress.begin(f"our prediction {index + 1} of {len(alive)} for {last:,} tokens: {name}", last)
             predicted[name] = self.predictions.of(self.all[name], ids, lengths)
-            progress.advance(last)
+            self.progress.advance(last)
             if not index:
                 seconds = (time.monotonic() - begun) * len(alive)
-                say(progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
-        chosen = choose(predicted, best, lengths, LATER_QUESTIONS if number else QUESTIONS)
+                say(self.progress, f"verify: our predictions for {last:,} tokens take at most about {seconds:,.0f} s")
+        chosen = choose(predicted, best, lengths, check.LATER_QUESTIONS if number else check.QUESTIONS)
         return [
             PromptQuestion(ids[:length], {name: tops[length] for name, tops in predicted.items()}) for length in chosen
         ]
 
-    def shifted(self, progress: Progress) -> list[PromptQuestion]:
+    def shifted(self) -> list[PromptQuestion]:
         """Predict for prompts from several places in the text, and without their first tokens."""
-        prompts = [self.prompt((place + 0.5) / PLACES, SHIFTED) for place in range(PLACES)]
-        later = [ids[start:] for ids in prompts for start in range(SHIFTS)]
+        prompts = [self.prompt((place + 0.5) / PLACES, check.SHIFTED) for place in range(PLACES)]
+        later = [ids[start:] for ids in prompts for start in range(check.SHIFTS)]
         return [PromptQuestion(ids, {self.first.name: self._expected(ids)}) for ids in later]
 
     def _expected(self, ids: Sequence[int]) -> Prediction:
         return self.predictions.of(self.first, ids, [len(ids)])[len(ids)]
 
-    def confirming(self, last: int, progress: Progress) -> list[PromptQuestion]:
+    def confirming(self, last: int) -> list[PromptQuestion]:
         """Predict for prompts of about `last` tokens."""
-        ids, lengths = self.prompt(0.9, last), candidates(last - last // 16, last, CONFIRMING)
-        begin_stage(progress, last)
-        progress.begin(f"our prediction for {last:,} tokens", last)
+        ids, lengths = self.prompt(0.9, last), candidates(last - last // 16, last, check.CONFIRMING)
+        begin_stage(self.progress, last)
+        self.progress.begin(f"our prediction for {last:,} tokens", last)
         ours = self.predictions.of(self.first, ids, lengths)
-        progress.advance(last)
+        self.progress.advance(last)
         return [PromptQuestion(ids[:length], {self.first.name: ours[length]}) for length in lengths]
 
-    def decoding(self, progress: Progress) -> list[PromptQuestion]:
+    def decoding(self) -> list[PromptQuestion]:
         """Predict after each generated token of some prompts, chosen because their likeliest tokens lead clearly."""
         questions, prompts = list[PromptQuestion](), 0
         last = min(64, self.up_to - STEPS)
@@ -259,9 +317,9 @@ class OurSide:
             return questions
         for index in range(3 * DECODING):
             ids = self.prompt(index / (3 * DECODING + 1), last - 5 * index % (last // 2))
-            progress.begin(f"our predictions of generated tokens after {len(ids):,} tokens", len(ids))
+            self.progress.begin(f"our predictions of generated tokens after {len(ids):,} tokens", len(ids))
             generated = self._generated(ids, STEPS)
-            progress.advance(len(ids))
+            self.progress.advance(len(ids))
             if len(generated) < 2:
                 continue
             try:
@@ -276,7 +334,7 @@ class OurSide:
             ids, lengths = self.prompt(0.5, last), candidates(CHUNKS[0] + 1, last, 24)
             tops = self.predictions.of(self.first, ids, lengths)
             for length in sorted(lengths, key=lambda length: tops[length].lead)[-AFTER_CHUNKS:]:
-                progress.begin(f"our prediction of a generated token after {length:,} tokens", length)
+                self.progress.begin(f"our prediction of a generated token after {length:,} tokens", length)
                 questions += self._after(ids[:length], self._generated(ids[:length], 1), [self.first])
         return questions
 
@@ -285,12 +343,10 @@ class OurSide:
         generated: list[int] = []
         while len(generated) < most:
             prediction = self._expected([*ids, *generated])
-            if (
-                prediction.lead < (NEXT_SURE if generated else SURE)
-                or prediction.likeliest[0] in self.tokenizer.eos_ids
-            ):
+            token = prediction.likeliest[0]
+            if prediction.lead < (NEXT_SURE if generated else SURE) or token in self.tokenizer.eos_ids:
                 break
-            generated.append(prediction.likeliest[0])
+            generated.append(token)
         return generated
 
     def _after(self, ids: Sequence[int], generated: Sequence[int], under: Sequence[Hypothesis]) -> list[PromptQuestion]:
@@ -384,3 +440,52 @@ def described(positions: ModelRopes) -> str:
     if rope.inv_freq is None:
         numbers.append(f"theta {rope.theta:.0f}")
     return name + (f" ({', '.join(numbers)})" if numbers else "") + "".join(f", {name}" for name in sorted(extensions))
+
+
+def candidates(first: int, last: int, count: int = 8) -> list[int]:
+    """Return lengths from `first` to `last` tokens, evenly spaced.
+
+    >>> candidates(10, 40, 4)
+    [10, 20, 30, 40]
+    """
+    return sorted({round(first + (last - first) * step / max(1, count - 1)) for step in range(count)})
+
+
+def choose(
+    predictions: Mapping[str, Mapping[int, Prediction]], reference: str, lengths: Sequence[int], count: int
+) -> list[int]:
+    """Choose the lengths at which the hypotheses differ most from `reference`; close hypotheses count most.
+
+    The choice is greedy: each length adds most to the sum over hypotheses of the square root of their total distance.
+    """
+    others = [name for name in predictions if name != reference]
+    apart = {
+        length: np.array([distance(predictions[reference][length], predictions[name][length]) for name in others])
+        for length in lengths
+    }
+    chosen: list[int] = []
+    so_far = np.zeros(len(others))
+    while len(chosen) < min(count, len(lengths)):
+        best = max((length for length in lengths if length not in chosen),
+                   key=lambda length: float(np.sqrt(so_far + apart[length]).sum()))  # fmt: skip
+        chosen.append(best)
+        so_far = so_far + apart[best]
+    return sorted(chosen)
+
+
+def stretch(encode: Callable[[str], list[int]], text: str, start: float, tokens: int) -> list[int]:
+    """Return `tokens` token ids of a text; `start` is the fraction of the text before them. Its start follows its end.
+
+    **Raises:** `RopeError` if the text is too short.
+    """
+    begin = text.find(" ", int(start * len(text))) + 1 if start else 0
+    text, size = text[begin:] + text[:begin], 8 * tokens + 64
+    while len(ids := encode(text[:size])) < tokens and size < len(text):
+        size *= 2
+    if len(ids) < tokens:
+        raise RopeError(
+            "verify: the text is too short for the prompts.",
+            facts={"tokens": len(ids), "needed": tokens},
+            cure="Pass a longer --text, or a smaller --max-tokens.",
+        )
+    return ids[:tokens]

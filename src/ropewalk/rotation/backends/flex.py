@@ -44,7 +44,7 @@ def attend(request: AttentionRequest) -> Tensor:
     """Attend within each region, and merge the results; gradients reach queries, keys, values and sinks."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    attend_region = _compiled() if request.values.is_cuda else flex_attention
+    attend_region: Any = _compiled() if request.values.is_cuda else flex_attention
     values, softcap = request.values, _softcap(request.softcap) if request.softcap else None
     parts: list[tuple[Tensor, Tensor]] = []
     for region in request.regions:
