@@ -46,25 +46,13 @@ def _base(theta: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         base = math.nan
     if not 1 < base <= MOST_FACTOR:
-        raise RopeError(
-            f"RopeConfig: `theta` must be a number above 1, at most {MOST_FACTOR:g}.",
-            facts={"theta": theta},
-            cure="The paper's is 10000.0.",
-        )
+        rule = f"RopeConfig: `theta` must be a number above 1, at most {MOST_FACTOR:g}."
+        raise RopeError(rule, facts={"theta": theta}, cure="The paper's is 10000.0.")
     return base
 
 
-def _whole_axes(axes: Any) -> tuple[int, ...]:
-    numbers = [as_whole(axis) for axis in as_tuple(axes)]
-    if None in numbers or not numbers:
-        raise RopeError(
-            "RopeConfig: `axes` must be whole numbers, one for each pair.", facts={"axes": axes}, cure=_AXES_CURE
-        )
-    return tuple(axis for axis in numbers if axis is not None)
-
-
-def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: int | None) -> None:
-    """Check that sizes are even, that rotary_dim fits into head_dim, and that the length is at least one token."""
+def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object) -> None:
+    """Check that sizes are even, and that rotary_dim fits into head_dim."""
     if not 2 <= head_dim <= MOST_SIZE or head_dim % 2:
         raise RopeError(
             f"RopeConfig: `head_dim` must be even and from 2 to {MOST_SIZE:,}: features rotate in pairs.",
@@ -84,7 +72,6 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object, length: 
             cure="False pairs (i, i + rotary_dim/2): GPT-NeoX, Hugging Face's Llama. True pairs (0,1), (2,3), ...: "
             "Meta's Llama, GPT-J, the paper.",
         )
-    check_whole("RopeConfig", max_position_embeddings=length)
 
 
 def _check_axes(rope: RopeConfig) -> None:
@@ -140,12 +127,10 @@ class RopeConfig:
     - `axes`: axis of each pair; None is one axis. See `axes_from_sections`.
     - `axes_restart`: False: all axes share one ladder of frequencies (M-RoPE). True: each axis has its own, which
       starts at the fastest frequency (axial 2D and 3D).
-    - `axis_blocks`: pair half-split inside each axis's block of features, not across all rotated features. An axis of n
-      pairs owns 2n features in a row and pairs (i, i + n) of them.
+    - `axis_blocks`: pair half-split inside the features of each axis, not across all rotated features.
     - `inv_freq`: inverse frequency of each pair, radians per token, in place of theta and scaling. A pair of frequency
       0 does not rotate; a negative one rotates backwards.
-    - `trained`: how a published model was trained: with or without `scaling`, and to which length. It does not affect
-      the rotation, and equality ignores it.
+    - `trained`: how a published model was trained; equality ignores it.
 
     **Raises:** `RopeError` if the numbers contradict each other.
     **Source:** Su et al. 2021, arXiv:2104.09864, section 3.2.
@@ -171,17 +156,29 @@ class RopeConfig:
         cure = "Divide with //: hidden_size // num_attention_heads."
         head_dim = _whole("head_dim", self.head_dim, cure)
         rotary_dim = head_dim if self.rotary_dim is None else _whole("rotary_dim", self.rotary_dim, cure)
-        object.__setattr__(self, "head_dim", head_dim)
-        object.__setattr__(self, "rotary_dim", rotary_dim)
-        if self.max_position_embeddings is not None:
-            length = _whole("max_position_embeddings", self.max_position_embeddings, "Give the length in tokens.")
-            object.__setattr__(self, "max_position_embeddings", length)
-        object.__setattr__(self, "theta", _base(self.theta))
-        if self.axes is not None:
-            object.__setattr__(self, "axes", _whole_axes(self.axes))
-        _check_numbers(head_dim, rotary_dim, self.interleaved, self.max_position_embeddings)
+        length, axes = self.max_position_embeddings, self.axes
+        if length is not None:
+            length = _whole("max_position_embeddings", length, "Give the length in tokens.")
+        theta = _base(self.theta)
+        if axes is not None:
+            axes = tuple(-1 if axis is None else axis for axis in map(as_whole, as_tuple(axes)))
+            if not axes or -1 in axes:
+                rule = "RopeConfig: `axes` must be whole numbers, one for each pair."
+                raise RopeError(rule, facts={"axes": self.axes}, cure=_AXES_CURE)
+        _check_numbers(head_dim, rotary_dim, self.interleaved)
+        check_whole("RopeConfig", max_position_embeddings=length)
+        numbers = {"head_dim": head_dim, "rotary_dim": rotary_dim, "max_position_embeddings": length}
+        for name, value in {**numbers, "theta": theta, "axes": axes}.items():
+            object.__setattr__(self, name, value)
         _check_axes(self)
-        self._check_scaling(rotary_dim)
+        if self.scaling is not None:
+            if not isinstance(self.scaling, Scaling):
+                raise RopeError(
+                    "RopeConfig: `scaling` must be a rule of ropewalk.scaling, or None.",
+                    facts={"scaling": self.scaling},
+                    cure=_named_rule(self.scaling) or "For a Hugging Face dict use RopeConfig.from_hf(config).",
+                )
+            self.scaling.check(**numbers)
         if self.inv_freq is not None:
             object.__setattr__(self, "inv_freq", self._explicit(self.inv_freq))
 
@@ -207,18 +204,6 @@ class RopeConfig:
             )
         return tuple(map(float, given))
 
-    def _check_scaling(self, rotary_dim: int) -> None:
-        rule = self.scaling
-        if rule is None:
-            return
-        if not isinstance(rule, Scaling):
-            raise RopeError(
-                "RopeConfig: `scaling` must be a rule of ropewalk.scaling, or None.",
-                facts={"scaling": rule},
-                cure=_named_rule(rule) or "For a Hugging Face dict use RopeConfig.from_hf(config).",
-            )
-        rule.check(head_dim=self.head_dim, rotary_dim=rotary_dim, max_position_embeddings=self.max_position_embeddings)
-
     @property
     def pairs(self) -> int:
         """Return the number of rotated feature pairs: rotary_dim / 2."""
@@ -236,10 +221,7 @@ class RopeConfig:
 
     @property
     def can_be_extended(self) -> bool:
-        """Return whether a different scaling rule may replace this one.
-
-        False if some pairs do not rotate, and if the frequencies are explicit.
-        """
+        """Return whether a different scaling rule may replace this one: all pairs rotate, by a theta."""
         return self.inv_freq is None and (self.scaling is None or self.scaling.can_be_extended)
 
     @property
@@ -255,10 +237,7 @@ class RopeConfig:
 
     @property
     def scaling_is_trained(self) -> bool | None:
-        """Return whether the model was trained with its length scaling; None if unknown, or without scaling.
-
-        True: the scaling is part of the model. False: it is an option for inference.
-        """
+        """Return whether the model was trained with its length scaling; None if unknown, or without scaling."""
         if self.scaling is None or self.unscaled() == self:
             return None
         return None if self.trained is None else self.trained.with_scaling
@@ -276,11 +255,7 @@ class RopeConfig:
 
     @property
     def scaled_length(self) -> int | None:
-        """Return the length that the config states for its scaling, in tokens, or None.
-
-        This is `max_position_embeddings`, unless that is the length before the scaling; then it is the length that the
-        rule extends to.
-        """
+        """Return `max_position_embeddings`, or the length that the rule extends to if that is the length before it."""
         longest, original = self.max_position_embeddings, self.original_length
         if self.scaling is not None and (longest is None or longest == original):
             return self.scaling.target_length(longest) or longest
@@ -288,10 +263,7 @@ class RopeConfig:
 
     @property
     def ladders(self) -> tuple[Ladder, ...]:
-        """Return the unscaled frequency ladders: one shared by all axes, or one for each axis with `axes_restart`.
-
-        Raises `RopeError` if the frequencies are explicit (`inv_freq`).
-        """
+        """Return the unscaled frequency ladders: one shared by all axes, or one for each axis with `axes_restart`."""
         dim, limit = self.pairs * 2, self.max_position_embeddings
         if self.inv_freq is not None:
             raise RopeError(
@@ -361,14 +333,10 @@ class RopeConfig:
                 facts={"scaling": self.scaling},
                 cure="Pass seq_len, the length that the keys were rotated under.",
             )
-        columns, factor, length = list(self.inv_freq or (0.0,) * self.pairs), 1.0, as_whole(seq_len)
-        for ladder in () if self.inv_freq is not None else self.ladders:
-            values = ladder.inv_freq() if self.scaling is None else self.scaling.inv_freq(ladder, length)
-            for column, value in zip(ladder.columns, values, strict=True):
-                columns[column] = value
-        if self.scaling is not None:
-            factor = self.scaling.attention_factor_at(self.max_position_embeddings, length)
-        digits = [f"{value:.12e}" for value in (*columns, factor)]
+        from ropewalk.rope.frequencies import attention_factor_of, columns_of  # which imports this module
+
+        length = as_whole(seq_len)
+        digits = [f"{value:.12e}" for value in (*columns_of(self, length), attention_factor_of(self, length))]
         parts = (self.head_dim, self.pairs, self.interleaved, self.blocks, self.axes, digits)
         return blake2b(repr((*parts, sorted(map(int, numbers)))).encode(), digest_size=8).hexdigest()
 
@@ -419,12 +387,8 @@ class RopeConfig:
     ) -> RopeConfig:
         """Return the rope of a bare `rope_parameters` block, without the config around it; all of the head rotates.
 
-        **Arguments:**
-        - `block`: a flat block as in a config.json, in the old or the new spelling.
-        - `head_dim`, `interleaved`, `max_position_embeddings`: fields of the RopeConfig.
-
-        **Returns:** the `RopeConfig`; without a `rope_theta` theta is 10,000.
-        **Raises:** `RopeError` as `from_hf` does for Llama, whose class takes every rule.
+        `block` is flat, in the old or the new spelling; without a `rope_theta` theta is 10,000. **Raises:** `RopeError`
+        as `from_hf` does for Llama, whose class takes every rule.
 
         >>> RopeConfig.from_block({"type": "linear", "factor": 4.0}, head_dim=64, interleaved=False).scaling
         Linear(factor=4.0)
@@ -438,14 +402,12 @@ class RopeConfig:
 
         **Arguments:**
         - `model`: the transformer of a pipeline, its config as a dict with `_class_name`, or the path of its
-          config.json, its folder or the pipeline's folder. The classes are those of FLUX 1 to 3, Chroma, HunyuanVideo
-          (also 1.5 and FramePack), HunyuanImage, Qwen-Image, Wan (also VACE, Animate and SkyReels-V2), CogVideoX and
-          LTX-Video. diffusers need not be installed.
+          config.json, its folder or the pipeline's folder. diffusers need not be installed. Supported are FLUX 1 to 3,
+          Chroma, HunyuanVideo, HunyuanImage, Qwen-Image, Wan, SkyReels-V2, CogVideoX and LTX-Video.
 
         **Returns:** the `RopeConfig`: interleaved pairs, a separate ladder for each axis. Positions are those of
         `rw.positions.latent_positions`. LTX-Video rotates all heads together, so head_dim is their whole width.
-        **Numerics:** angles are float64 in diffusers for FLUX and Wan (float32 on MPS), and float32 for the others; the
-        tables of `RotaryEmbedding` are within 1.2e-7 of the exact values on every device.
+        **Numerics:** tables are exact to 1.2e-7; those of diffusers have float32 angles except for FLUX and Wan.
         **Raises:** `RopeError` for an unknown class, and for rope keys that the class ignores.
         **Source:** diffusers 0.42.1, each model's own class.
 
@@ -461,9 +423,8 @@ class RopeConfig:
         """Return the equivalent `rope_parameters` block of a Hugging Face config, in transformers 5 spelling.
 
         **Returns:** a dict with theta, the scaling rule, `partial_rotary_factor` if only a part rotates, and
-        `mrope_section` with `mrope_interleaved` if several axes share a ladder. Pairing, head_dim and
-        max_position_embeddings have other places in a config.json, and LeRoPE's alpha in the weights, so the inverse is
-        `from_hf({**base_config, "rope_parameters": block})`. In a model with several thetas the block belongs under its
+        `mrope_section` with `mrope_interleaved` if several axes share a ladder. The inverse is
+        `from_hf({**base_config, "rope_parameters": block})`; in a model with several thetas the block belongs under its
         layer type. NTK, ABF, Resonance, the paper's YaRN and its dynamic NTK have no name in transformers: they become
         a block with the same frequencies.
         **Raises:** `RopeError` if no block can express the config: `inv_freq`, or a scaling for each axis.

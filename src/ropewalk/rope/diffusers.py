@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
 from ropewalk.rope.axes import axes_from_sections
-from ropewalk.rope.values import MOST_SIZE, as_whole, check_whole, is_number
+from ropewalk.rope.values import MOST_SIZE, as_tuple, as_whole, check_whole, is_number
 
 Sizes = tuple[int, ...]
 
@@ -28,15 +28,14 @@ Sizes = tuple[int, ...]
 class _Transformer:
     """The rope of a class.
 
-    - `axes_key`, `axes_dim`: key of the features of each axis, and its default; `axes_of_head` computes them instead.
+    - `axes_key`, `axes_dim`: key of the features of each axis, and its default; or a function of head_dim.
     - `theta`, `theta_key`: the base, and its key, if the class has one.
     - `switch`: a key that must be true, else the model has no rotation.
     - `ignored`: keys with "rope" in their name that do not change the angles.
     """
 
     axes_key: str = ""
-    axes_dim: Sizes = ()
-    axes_of_head: Callable[[int], Sizes] | None = None
+    axes_dim: Sizes | Callable[[int], Sizes] = ()
     theta: float = 10_000.0
     theta_key: str = ""
     head_dim: int = 128
@@ -54,35 +53,29 @@ def _cogvideox_axes(head_dim: int) -> Sizes:
 
 
 _FLUX = _Transformer("axes_dims_rope", (16, 56, 56))
-_FLUX_2 = _Transformer("axes_dims_rope", (32, 32, 32, 32), theta=2000.0, theta_key="rope_theta")
-_FLUX_3 = _Transformer("axes_dims_rope", (32, 32, 32, 32), theta_key="rope_theta")
-_HUNYUAN_VIDEO = _Transformer("rope_axes_dim", (16, 56, 56), theta=256.0, theta_key="rope_theta")
-_HUNYUAN_IMAGE = _Transformer("rope_axes_dim", (64, 64), theta=256.0, theta_key="rope_theta")
-_QWEN_IMAGE = _Transformer("axes_dims_rope", (16, 56, 56), ignored=("use_layer3d_rope",))
-_WAN = _Transformer(axes_of_head=_wan_axes, ignored=("rope_max_seq_len",))
-_COGVIDEOX = _Transformer(axes_of_head=_cogvideox_axes, head_dim=64, switch="use_rotary_positional_embeddings")
+_HUNYUAN_VIDEO = _Transformer("rope_axes_dim", (16, 56, 56), 256.0, "rope_theta")
+_WAN = _Transformer("", _wan_axes, ignored=("rope_max_seq_len",))
 _LTX = _Transformer(head_dim=64)
-
 TRANSFORMERS: dict[str, _Transformer] = {
     "FluxTransformer2DModel": _FLUX,
     "ChromaTransformer2DModel": _FLUX,
-    "Flux2Transformer2DModel": _FLUX_2,
-    "Flux3Transformer2DModel": _FLUX_3,
+    "Flux2Transformer2DModel": _Transformer("axes_dims_rope", (32, 32, 32, 32), 2000.0, "rope_theta"),
+    "Flux3Transformer2DModel": _Transformer("axes_dims_rope", (32, 32, 32, 32), theta_key="rope_theta"),
     "HunyuanVideoTransformer3DModel": _HUNYUAN_VIDEO,
     "HunyuanVideo15Transformer3DModel": _HUNYUAN_VIDEO,
     "HunyuanVideoFramepackTransformer3DModel": _HUNYUAN_VIDEO,
-    "HunyuanImageTransformer2DModel": _HUNYUAN_IMAGE,
-    "QwenImageTransformer2DModel": _QWEN_IMAGE,
+    "HunyuanImageTransformer2DModel": _Transformer("rope_axes_dim", (64, 64), 256.0, "rope_theta"),
+    "QwenImageTransformer2DModel": _Transformer("axes_dims_rope", (16, 56, 56), ignored=("use_layer3d_rope",)),
     "WanTransformer3DModel": _WAN,
     "WanVACETransformer3DModel": _WAN,
     "WanAnimateTransformer3DModel": _WAN,
     "SkyReelsV2Transformer3DModel": _WAN,
-    "CogVideoXTransformer3DModel": _COGVIDEOX,
+    "CogVideoXTransformer3DModel": _Transformer(
+        "", _cogvideox_axes, head_dim=64, switch="use_rotary_positional_embeddings"
+    ),
     "LTXVideoTransformer3DModel": _LTX,
 }
 """The rope of each class of diffusers."""
-
-_ROPE_LIKE = ("rope", "theta", "rotary")
 
 
 def read(model: Any) -> dict[str, Any]:
@@ -90,11 +83,12 @@ def read(model: Any) -> dict[str, Any]:
     name, config = _described(model)
     known = TRANSFORMERS[name]
     read_keys = {known.axes_key, known.theta_key, known.switch, *known.ignored}
-    unread = [key for key in config if any(word in str(key) for word in _ROPE_LIKE) and key not in read_keys]
+    words = ("rope", "theta", "rotary")
+    unread = {key: config[key] for key in config if any(word in str(key) for word in words) and key not in read_keys}
     if unread:
         raise RopeError(
             f"from_diffusers: diffusers' {name} ignores some rope keys of this config.",
-            facts={key: config[key] for key in unread},
+            facts=unread,
             cure="Remove those keys for what diffusers computes, or write RopeConfig(...) yourself.",
         )
     if known.switch and not config.get(known.switch, False):
@@ -106,7 +100,7 @@ def read(model: Any) -> dict[str, Any]:
     head_dim = _size("attention_head_dim", config.get("attention_head_dim", known.head_dim))
     if known is _LTX:
         return _ltx(head_dim * _size("num_attention_heads", config.get("num_attention_heads", 32)))
-    dims = config.get(known.axes_key, known.axes_dim) if known.axes_of_head is None else known.axes_of_head(head_dim)
+    dims = known.axes_dim(head_dim) if callable(known.axes_dim) else config.get(known.axes_key, known.axes_dim)
     sizes = [as_whole(dim) or 0 for dim in dims] if isinstance(dims, (list, tuple)) else [0]
     if len(sizes) < 2 or min(sizes) < 2 or any(size % 2 for size in sizes) or sum(sizes) != head_dim:
         raise RopeError(
@@ -139,7 +133,10 @@ def _ltx(width: int) -> dict[str, Any]:
 def _described(model: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the class, and the config of a path, a dict or a live transformer."""
     if isinstance(model, (str, PathLike)):
-        model = _file(Path(model))
+        path = Path(model)
+        places = [path / "config.json", path / "transformer" / "config.json"] if path.is_dir() else [path]
+        file = next((place for place in places if place.is_file()), places[-1])
+        model = read_json(file, "from_diffusers", "Pass the folder of the pipeline or of its transformer.")
     if isinstance(model, Mapping):
         config, names = model, [str(model.get("_class_name"))]
     elif isinstance(getattr(model, "config", None), Mapping) and not isinstance(model, type):
@@ -160,13 +157,6 @@ def _described(model: Any) -> tuple[str, Mapping[str, Any]]:
     )
 
 
-def _file(path: Path) -> dict[str, Any]:
-    """Return the content of a config.json, or of the one in a transformer's or pipeline's folder."""
-    places = [path / "config.json", path / "transformer" / "config.json"] if path.is_dir() else [path]
-    file = next((place for place in places if place.is_file()), places[-1])
-    return read_json(file, "from_diffusers", "Pass the folder of the pipeline or of its transformer.")
-
-
 def _size(name: str, value: Any) -> int:
     check_whole("from_diffusers", most=MOST_SIZE, optional=False, **{name: value})
     return as_whole(value) or 0
@@ -179,21 +169,17 @@ def _size(name: str, value: Any) -> int:
 class _Latents:
     """The numbering of a family's latents.
 
-    - `several`: the model takes several images; image i starts at frame i * `apart`.
-    - `apart`: frames between images; see `several`.
-    - `centred`: rows and columns count from the middle of the image.
     - `text`: positions of text tokens: "zero", "last" (counted on the last axis, which images have at 0) or "after"
-      (counted on all axes after the largest row and column); None if text does not rotate.
+      (counted on all axes after the largest row and column, which count from the middle of the image). None: text
+      does not rotate, and the model takes one image or video.
+    - `apart`: image i starts at frame i * `apart`. `last_behind`: the last image is at frame -1.
     - `flat`: positions are (row, column), without a frame.
-    - `last_behind`: the last image is at frame -1 (Qwen-Image-Layered's input).
     """
 
-    several: bool = False
+    text: Literal["zero", "last", "after"] | None = None
     apart: int = 1
-    centred: bool = False
-    text: str | None = None
-    flat: bool = False
     last_behind: bool = False
+    flat: bool = False
 
 
 LATENTS: dict[str, _Latents] = {
@@ -202,14 +188,12 @@ LATENTS: dict[str, _Latents] = {
     "cogvideox": _Latents(),
     "ltx": _Latents(),
     "hunyuan_image": _Latents(flat=True),
-    "flux": _Latents(several=True, text="zero"),
-    "flux2": _Latents(several=True, apart=10, text="last"),
-    "qwen_image": _Latents(several=True, centred=True, text="after"),
-    "qwen_image_layered": _Latents(several=True, centred=True, text="after", last_behind=True),
+    "flux": _Latents("zero"),
+    "flux2": _Latents("last", apart=10),
+    "qwen_image": _Latents("after"),
+    "qwen_image_layered": _Latents("after", last_behind=True),
 }
 """The numbering of each family's latents."""
-
-_LTX_BASE = (20.0, 2048.0, 2048.0)
 
 
 def latent_positions(
@@ -218,7 +202,7 @@ def latent_positions(
     """Return the positions of the tokens of an image or video model of diffusers.
 
     **Arguments:**
-    - `family`: a key of `LATENTS`:
+    - `family`:
       - "wan" (also SkyReels), "hunyuan_video", "cogvideox": (frame, row, column). CogVideoX 1.0 stretches the rows and
         columns of videos of other sizes than its own; 1.5 does not.
       - "hunyuan_image": (row, column).
@@ -247,22 +231,22 @@ def latent_positions(
             "latent_positions: unknown family.", facts={"family": family}, cure=f"Choose from {', '.join(LATENTS)}."
         )
     sizes = [_checked_grid(grid) for grid in grids]
-    tokens = as_whole(text)
-    frames = max((grid[0] for grid in sizes), default=0)
-    if not sizes or (len(sizes) > 1 and not known.several) or (known.flat and frames > 1):
+    tokens, several = as_whole(text), known.text is not None
+    if not sizes or (len(sizes) > 1 and not several) or (known.flat and sizes[0][0] > 1):
         raise RopeError(
-            f"latent_positions: {family} takes {'images' if known.several else 'one image or video'}"
+            f"latent_positions: {family} takes {'images' if several else 'one image or video'}"
             f"{' without frames' if known.flat else ''}.",
             facts={"grids": grids},
             cure="Pass (frames, rows, columns) of each; an image has 1 frame.",
         )
-    if tokens is None or tokens < 0 or (tokens and known.text is None):
+    if tokens is None or tokens < 0 or (tokens and not several):
         raise RopeError(
             "latent_positions: `text` must be a number of tokens, and 0 for a model that does not rotate text.",
             facts={"family": family, "text": text},
             cure="Rotate only the latents: their tokens are q[:, :n] or q[:, -n:].",
         )
-    if (scale is not None) != (family == "ltx") or not (scale is None or _are_scales(scale)):
+    scales = [is_number(each) and each > 0 for each in as_tuple(scale)]
+    if (scale is not None) != (family == "ltx") or (scale is not None and scales != [True] * 3):
         raise RopeError(
             "latent_positions: `scale` is for LTX only, and must be three numbers above 0.",
             facts={"family": family, "scale": scale},
@@ -271,22 +255,22 @@ def latent_positions(
     starts = [i * known.apart for i in range(len(sizes))]
     if known.last_behind:
         starts[-1] = -1
-    latents = torch.cat([_grid(size, start, known.centred) for size, start in zip(sizes, starts, strict=True)])
+    centred = known.text == "after"
+    latents = torch.cat([_grid(size, start, centred) for size, start in zip(sizes, starts, strict=True)])
     if scale is not None:
-        share = torch.tensor([s / base for s, base in zip(scale, _LTX_BASE, strict=True)], dtype=torch.float64)
+        bases = (20.0, 2048.0, 2048.0)
+        share = torch.tensor([s / base for s, base in zip(scale, bases, strict=True)], dtype=torch.float64)
         return 2 * latents * share.to("cpu") - 1
     if known.flat:
         return latents[:, 1:]
+    words = torch.zeros(tokens, 3, dtype=torch.int64, device="cpu")
     count = torch.arange(tokens, device="cpu")[:, None]
     if known.text == "last":
-        latents = torch.cat([latents, torch.zeros_like(latents[:, :1])], dim=-1)
-        return torch.cat([torch.cat([torch.zeros_like(count).expand(-1, 3), count], dim=-1), latents])
-    if known.text == "after":
+        return torch.cat([torch.cat([words, count], -1), torch.cat([latents, torch.zeros_like(latents[:, :1])], -1)])
+    if centred:
         after = max(max(rows // 2, columns // 2) for _, rows, columns in sizes)
-        count = count + (max(after, len(sizes) - 1) if known.last_behind else after)
-    else:
-        count = torch.zeros_like(count)
-    return torch.cat([count.expand(-1, 3), latents])
+        words = words + count + (max(after, len(sizes) - 1) if known.last_behind else after)
+    return torch.cat([words, latents])
 
 
 def _checked_grid(grid: Any) -> tuple[int, int, int]:
@@ -298,10 +282,6 @@ def _checked_grid(grid: Any) -> tuple[int, int, int]:
             cure="Count patches: the sides of the latents divided by the size of a patch.",
         )
     return sizes[0], sizes[1], sizes[2]
-
-
-def _are_scales(scale: Any) -> bool:
-    return isinstance(scale, (tuple, list)) and len(scale) == 3 and all(is_number(s) and s > 0 for s in scale)
 
 
 def _grid(size: tuple[int, int, int], start: int, centred: bool) -> Tensor:

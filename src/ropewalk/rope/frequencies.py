@@ -22,7 +22,7 @@ from ropewalk.rope.values import Float64, as_whole, check_whole, is_number
 class Frequencies:
     """Inverse frequencies of a config, and its attention factor.
 
-    - `inv_freq`: float64 `[axes, pairs]`, radians per token; angles are `positions @ inv_freq`.
+    - `inv_freq`: radians per token; angles are `positions @ inv_freq`.
     - `attention_factor`: factor of queries and of keys; 1.0 without YaRN or LongRoPE.
     """
 
@@ -33,9 +33,7 @@ class Frequencies:
 def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequencies:
     """Return the inverse frequencies of a config, in float64, and its attention factor.
 
-    **Arguments:**
-    - `config`: the rotation.
-    - `seq_len`: tokens; required if the scaling rule depends on it (dynamic NTK, LongRoPE), else without effect.
+    `seq_len`: tokens; required if the scaling rule depends on it (dynamic NTK, LongRoPE), else without effect.
 
     **Returns:** `Frequencies`: float64 `[axes, pairs]`, radians per token, and a float.
     **Raises:** `RopeError` if `seq_len` is missing or is not a whole number of at least 1.
@@ -48,7 +46,9 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
     check_config(config, "inverse_frequencies")
     check_whole("inverse_frequencies", seq_len=seq_len)
     tokens = as_whole(seq_len)
-    return Frequencies(_matrix(config, columns_of(config, tokens)), attention_factor_of(config, tokens))
+    columns, axes = columns_of(config, tokens), config.axes or (0,) * config.pairs
+    rows = [[f if a == axis else 0.0 for f, a in zip(columns, axes, strict=True)] for axis in range(config.num_axes)]
+    return Frequencies(torch.tensor(rows, dtype=torch.float64, device="cpu"), attention_factor_of(config, tokens))
 
 
 def check_config(config: object, where: str) -> None:
@@ -79,28 +79,15 @@ def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float
 def _columns(config: RopeConfig, seq_len: int | None) -> tuple[float, ...]:
     if config.inv_freq is not None:
         return config.inv_freq
-    if config.scaling is None:
-        return _scatter(config, [ladder.inv_freq() for ladder in config.ladders])
-    return _scatter(config, [config.scaling.inv_freq(ladder, seq_len) for ladder in config.ladders])
-
-
-_columns_memo = lru_cache(maxsize=1024)(_columns)  # the key is the whole config, the value floats, never a tensor
-
-
-def _scatter(config: RopeConfig, values: list[list[float]]) -> tuple[float, ...]:
-    """Return the ladders' values in the order of the pairs."""
-    columns = [0.0] * config.pairs
-    for ladder, of_ladder in zip(config.ladders, values, strict=True):
-        for column, value in zip(ladder.columns, of_ladder, strict=True):
+    columns, rule = [0.0] * config.pairs, config.scaling
+    for ladder in config.ladders:
+        values = ladder.inv_freq() if rule is None else rule.inv_freq(ladder, seq_len)
+        for column, value in zip(ladder.columns, values, strict=True):
             columns[column] = value
     return tuple(columns)
 
 
-def _matrix(config: RopeConfig, columns: tuple[float, ...]) -> Tensor:
-    """Return the [axes, pairs] matrix with each pair's frequency in the row of its axis."""
-    axes = config.axes or (0,) * config.pairs
-    rows = [[f if a == axis else 0.0 for f, a in zip(columns, axes, strict=True)] for axis in range(config.num_axes)]
-    return torch.tensor(rows, dtype=torch.float64, device="cpu")
+_columns_memo = lru_cache(maxsize=1024)(_columns)  # the key is the whole config, the value floats, never a tensor
 
 
 # --- the distance at which the sum of cosines falls below zero

@@ -13,8 +13,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import NoRotation, RopeError, library_errors
 from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, described, family_name, trained_as, unread_keys
@@ -33,7 +31,6 @@ from ropewalk.rope.rope_parameters import (
 from ropewalk.rope.scaling import LeRoPE, Scaling
 
 _INDEXER_FLAG = "indexer_rope_interleave"  # of GLM-5's config.json; vLLM and SGLang read it
-_INDEX_HEAD_DIM = 128  # of every family with an indexer
 NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _VISION_KEYS = {"patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels"}
 _FLAGS = ("rope_interleave", "rope_interleaved")
@@ -63,14 +60,11 @@ def read_layer_types(
 ) -> tuple[dict[str | None, dict[str, Any] | None], bool, dict[str, Any], Family]:
     """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ModelRopes.from_hf`.
 
-    The others are whether the config has, or its class writes, a block for each layer type, its text part, and its
-    family.
+    The others are whether the config or its class has a block for each layer type, its text part, and its family.
     """
     found = describe(config)
-    ropes = {
-        label: None if block is None else _rope(found, block, label, alpha)
-        for label, block in blocks_of_layers(found).items()
-    }
+    blocks = blocks_of_layers(found).items()
+    ropes = {label: None if block is None else _rope(found, block, label, alpha) for label, block in blocks}
     _warn(found)
     nested = has_blocks(found.fields.get("rope_parameters")) or bool(found.family.blocks)
     return ropes, nested, found.fields, found.family
@@ -98,15 +92,15 @@ def read_indexer(
         )
     rope = _rope(found, block_of_layer(found, indexer.layer_type), indexer.layer_type, alpha)
     _warn(found)
-    head_dim = as_whole(fields.get("index_head_dim", _INDEX_HEAD_DIM)) or 0
+    head_dim = as_whole(fields.get("index_head_dim", 128)) or 0  # the default of every family with an indexer
     if head_dim < rope["rotary_dim"]:
         raise RopeError(
             "indexer_rope: `index_head_dim` must be at least the number of rotated features.",
             facts={"index_head_dim": fields.get("index_head_dim"), "rotated features": rope["rotary_dim"]},
             cure="Correct the config's value.",
         )
-    own = {"head_dim": head_dim, "interleaved": indexer.interleaved}
-    return {**rope, **own}, head_dim - rope["rotary_dim"] if indexer.last else 0
+    offset = head_dim - rope["rotary_dim"] if indexer.last else 0
+    return {**rope, "head_dim": head_dim, "interleaved": indexer.interleaved}, offset
 
 
 # --- the described part of a config, and its family
@@ -261,7 +255,6 @@ def _rope(config: Described, block: Mapping[str, Any], layer_type: str | None, a
             facts={"scaling": scaling, "rope_theta": unread, "the class's theta": theta},
             cure="Remove it for what transformers computes, or write RopeConfig(...) yourself.",
         )
-    axes = _axes(block, family, name, rotary_dim // 2) if family.axial or family.mrope else None
     if family.module.learned is not None or alpha is not None:
         scaling = _learned(scaling, family, name, alpha)
     known = {**fields, **block, "rope_theta": theta, "max_position_embeddings": longest}
@@ -270,10 +263,10 @@ def _rope(config: Described, block: Mapping[str, Any], layer_type: str | None, a
         "interleaved": interleaved,
         "rotary_dim": rotary_dim,
         "max_position_embeddings": longest,
-        "axes": axes,
+        "axes": _axes(block, family, name, rotary_dim // 2),
         "theta": theta,
         "scaling": scaling,
-        "axes_restart": axes is not None and bool(family.axial),
+        "axes_restart": bool(family.axial),
         "trained": trained_as(name, "default" if rule is None else rule.rope_type, known),
     }
     return rope if family.finish is None else family.finish(rope)
@@ -293,8 +286,7 @@ def _learned(scaling: Scaling | None, family: Family, name: str, alpha: Any) -> 
             facts={"alpha": None, "tensor in the checkpoint": f"rotary_emb.{family.module.learned}"},
             cure="Pass alpha=ropewalk.checkpoints.load.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
         )
-    numbers = alpha.tolist() if isinstance(alpha, Tensor) and not alpha.is_meta else alpha
-    return LeRoPE(tuple(numbers) if isinstance(numbers, list) else numbers, of=scaling)
+    return LeRoPE(alpha, of=scaling)
 
 
 def _interleaved(config: Described) -> bool:
@@ -394,10 +386,8 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
     """Return the number of rotated features; raise if a stated fraction contradicts the class.
 
     The order of precedence is the block's `partial_rotary_factor`, the config's, `rotary_pct` (the only key of
-    GPT-NeoX), `rotary_dim` (MiniMax-M2) and the family's default. GPT-J has only `rotary_dim`. Multi-head latent
-    attention rotates its slice; a stated fraction must agree, as one of the slice or of the whole head.
-
-    `scaled`: whether the block names a scaling rule.
+    GPT-NeoX), `rotary_dim` (MiniMax-M2) and the family's default. Multi-head latent attention rotates its slice; a
+    stated fraction must agree, as one of the slice or of the whole head. `scaled`: the block names a scaling rule.
     """
     fields, family, name = config
     if family.axial:
@@ -407,11 +397,9 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
         refuse_null(block, "partial_rotary_factor")
     if in_block is None and family.partial is not None:
         refuse_null(fields, *family.fraction_keys)
-    fractions, stated = {}, {}
-    for entry in (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct")):
-        if entry is not None:
-            fractions[entry[0]] = fraction(entry[1], entry[0])
-            stated[entry[0]] = int(head_dim * fractions[entry[0]])
+    entries = (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct"))
+    fractions = {key: fraction(value, key) for key, value in filter(None, entries)}
+    stated = {key: int(head_dim * share) for key, share in fractions.items()}
     if family.mla and family.slice_of:
         width = sum(size({**family.defaults, **fields}, key) or 0 for key in family.slice_of)
         share = next(iter(fractions.values()), head_dim / (width or 1) if family.partial is None else family.partial)
@@ -428,8 +416,7 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
                 raise contradicts(key, stated[key], name, head_dim, facts)
         return head_dim
     dim = size(fields, "rotary_dim")
-    if dim is not None:
-        stated["rotary_dim"] = dim
+    stated |= {} if dim is None else {"rotary_dim": dim}
     rotated = head_dim if family.partial is None else int(head_dim * family.partial)
     if "rotary_dim" in family.defaults:
         refuse_null(fields, "rotary_dim")
@@ -459,10 +446,12 @@ def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Fami
     return 2 * axes * (head_dim // (2 * axes))
 
 
-def _axes(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...]:
+def _axes(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:
     """Return the axis of each pair: M-RoPE's time 0, height 1, width 2; a vision tower's height 0, width 1."""
     if family.axial:
         return tuple(axis for axis in family.axial for _ in range(pairs // len(family.axial)))
+    if family.mrope is None:
+        return None
     if family.mrope == "alternating":
         if pairs % 2:
             raise RopeError(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ropewalk.errors import NoRotation, RopeError
 from ropewalk.families import FAMILIES, Family, family_named
 from ropewalk.families.values import MOST_TOKENS, TRAINED_KEY, as_whole, number, refuse_null
-from ropewalk.rope.scaling import RULES, Scaling, rule_of_type
+from ropewalk.rope.scaling import RULES, Scaling
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
@@ -70,10 +70,10 @@ def rule_of(block: Mapping[str, Any], meanings: Mapping[str, tuple[str, str | No
             facts={"rope_type": stated},
             cure=f"Known: {', '.join(rope_types())}.",
         )
-    meant, key = meanings.get(stated, (stated, ""))
+    meant, key = meanings.get(stated, ("", ""))
     if key is None or block.get(key):
-        return rule_of_type(meant)
-    rule = rule_of_type(stated, in_hf=True)
+        return next(rule for rule in RULES.values() if rule.rope_type == meant)
+    rule = next((rule for rule in RULES.values() if stated in rule.hf_names), None)
     if rule is None and stated not in _PLAIN:
         raise RopeError(
             "from_hf: unknown `rope_type`.", facts={"rope_type": stated}, cure=nearest(stated, rope_types())
@@ -178,10 +178,10 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
     blocks = blocks_of_layers(config)
     flat = blocks.pop(None, None)
     named = {str(label): block for label, block in blocks.items()}
-    if layer_type is None:
-        return _only(config, named) if flat is None else flat
-    if flat is None and all(block is None for block in named.values()):
+    if flat is None and (layer_type is None or all(block is None for block in named.values())):
         return _only(config, named)
+    if layer_type is None:
+        return flat
     layer_type, types = family.block_of.get(layer_type, layer_type), fields.get("layer_types") or ()
     if flat is None:
         chosen, known = named.get(layer_type), {*named}

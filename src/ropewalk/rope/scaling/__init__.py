@@ -10,7 +10,7 @@ tracer or meta-device context can change them. Every subclass of `Scaling` is an
 # ruff: noqa: F401
 from typing import Any
 
-from ropewalk.rope.scaling.base import RULES, Ladder, Scaling, rule_from_dict, rule_of_type
+from ropewalk.rope.scaling.base import RULES, Ladder, Scaling, rule_from_dict
 from ropewalk.rope.scaling.combined import LeRoPE, Resonance, Stacked
 from ropewalk.rope.scaling.interpolation import ABF, NTK, DynamicNTK, Linear, Llama3, Proportional
 from ropewalk.rope.scaling.yarn import LongRoPE, YaRN, yarn_mscale

@@ -60,11 +60,14 @@ class Ladder:
         return self.theta * float(ratio ** (self.dim / (self.dim - 2)))
 
 
+RULES: dict[str, type[Scaling]] = {}
+"""Every scaling rule by its class name."""
+
+
 class Scaling(ABC):
     """A rule that maps a ladder of inverse frequencies to scaled ones; abstract.
 
-    A rule is a frozen dataclass with a `rope_type` and an `inv_freq`. The other class variables have defaults. `RULES`
-    lists every subclass by its class name.
+    A rule is a frozen dataclass with a `rope_type` and an `inv_freq`; the rest has defaults.
 
     - `rope_type`: short name. `hf_names`: names in Hugging Face configs, () if it has none.
     - `required_keys`, `optional_keys`: fields of a Hugging Face block, with the same spelling.
@@ -82,8 +85,18 @@ class Scaling(ABC):
     can_be_extended: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:
+        """Add the rule to `RULES`; a class without a `rope_type` is abstract and is not added."""
         super().__init_subclass__(**options)
-        register(cls)
+        if not hasattr(cls, "rope_type"):
+            return
+        for other in RULES.values():
+            same_class = (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
+            names = {other.rope_type, *other.hf_names} & {cls.rope_type, *cls.hf_names}
+            if not same_class and (names or other.__name__ == cls.__name__):
+                facts = {"rule": cls.__qualname__, "other": f"{other.__module__}.{other.__qualname__}", "names": names}
+                cure = "Give the new rule a class name, a `rope_type` and `hf_names` of its own."
+                raise RopeError("scaling: two rules have the same name.", facts=facts, cure=cure)
+        RULES[cls.__name__] = cls
 
     @abstractmethod
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
@@ -130,10 +143,6 @@ class Scaling(ABC):
         """Return the rule with its defaults from max_position_embeddings filled in."""
         return self
 
-    def as_published(self) -> Scaling:
-        """Return the rule by its paper's formula if transformers computes a different one; else the rule itself."""
-        return self
-
     def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         """Raise `RopeError` if the rule does not fit a RopeConfig of these numbers."""
         return
@@ -145,11 +154,8 @@ class Scaling(ABC):
         `max_position_embeddings` is the config's. Raises `RopeError` for a value that the rule does not accept.
         """
         hints = get_type_hints(cls)
-        values = {}
-        for key in (*cls.required_keys, *cls.optional_keys):
-            if key in cls.required_keys or block.get(key) is not None:
-                values[key] = read_value(block, key, hints[key])
-        return cls(**values)
+        stated = [*cls.required_keys, *(key for key in cls.optional_keys if block.get(key) is not None)]
+        return cls(**{key: read_value(block, key, hints[key]) for key in stated})
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         """Return the Hugging Face block of the rule over `ladder`; `from_block` is its inverse.
@@ -168,22 +174,20 @@ class Scaling(ABC):
         return block
 
     def longrope_block(self, ladder: Ladder) -> dict[str, Any]:
-        """Return a `longrope` block of this rule's divisors: one list up to its switch length, one beyond.
-
-        The two lists are equal if there is no switch length.
-        """
-        name, trained = type(self).__name__, self.original_length or ladder.max_position_embeddings
-        switch = self.switch_length if self.needs_seq_len else trained
+        """Return a `longrope` block of this rule's divisors, up to its switch length and beyond it, or both equal."""
+        name, longest = type(self).__name__, ladder.max_position_embeddings
+        trained = self.original_length or longest
         if trained is None or trained < 2:
             raise RopeError(
                 f"to_hf: {name} becomes `longrope`, which states the trained length, but this config has none.",
-                facts={"scaling": self, "max_position_embeddings": ladder.max_position_embeddings},
+                facts={"scaling": self, "max_position_embeddings": longest},
                 cure="Pass max_position_embeddings to RopeConfig.",
             )
-        sides = [] if switch is None else [self.inv_freq(ladder, length) for length in (switch, switch + 1)]
-        longest = ladder.max_position_embeddings
-        factors = {self.attention_factor_at(longest, length) for length in (switch or 0, (switch or 0) + 1)}
-        if not sides or not all(all(side) for side in sides) or len(factors) > 1:
+        switch = self.switch_length if self.needs_seq_len else trained
+        lengths = () if switch is None else (switch, switch + 1)
+        sides = [self.inv_freq(ladder, length) for length in lengths]
+        factors = {self.attention_factor_at(longest, length) for length in lengths}
+        if not all(map(all, sides)) or len(factors) != 1:
             raise RopeError(
                 f"to_hf: transformers has no rule for the frequencies of {name}.",
                 facts={"scaling": self},
@@ -201,46 +205,13 @@ class Scaling(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the class name and the fields, as in ropewalk's own config.json; see `rule_from_dict`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return {"rule": type(self).__name__, **{key: _written(value) for key, value in values.items()}}
 
+        def written(value: Any) -> Any:
+            if isinstance(value, Scaling):
+                return value.to_dict()
+            return tuple(map(written, value)) if isinstance(value, tuple) else value
 
-def _written(value: Any) -> Any:
-    """Return a field's value with the rules in it as dicts."""
-    if isinstance(value, Scaling):
-        return value.to_dict()
-    return tuple(map(_written, value)) if isinstance(value, tuple) else value
-
-
-RULES: dict[str, type[Scaling]] = {}
-"""Every scaling rule by its class name."""
-
-
-def register(rule: type[Scaling]) -> None:
-    """Add a rule to `RULES`; a class without a `rope_type` is abstract and is not added.
-
-    Raises `RopeError` if a different rule has one of its names, since a name must identify one rule.
-    """
-    if not hasattr(rule, "rope_type"):
-        return
-    for other in RULES.values():
-        same_class = (other.__module__, other.__qualname__) == (rule.__module__, rule.__qualname__)
-        names = {other.rope_type, *other.hf_names} & {rule.rope_type, *rule.hf_names}
-        if not same_class and (names or other.__name__ == rule.__name__):
-            raise RopeError(
-                "scaling: two rules have the same name.",
-                facts={"rule": rule.__qualname__, "other": f"{other.__module__}.{other.__qualname__}", "names": names},
-                cure="Give the new rule a class name, a `rope_type` and `hf_names` of its own.",
-            )
-    RULES[rule.__name__] = rule
-
-
-def rule_of_type(name: str, *, in_hf: bool = False) -> type[Scaling] | None:
-    """Return the rule of a `rope_type`, or None; with `in_hf`, search only the names of Hugging Face configs."""
-    for rule in RULES.values():
-        if name in rule.hf_names or (name == rule.rope_type and not in_hf):
-            return rule
-    return None
+        return {"rule": type(self).__name__} | {f.name: written(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
 
 def rule_from_dict(content: Mapping[str, Any]) -> Scaling:

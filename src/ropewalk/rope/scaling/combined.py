@@ -16,10 +16,7 @@ from ropewalk.rope.values import as_tuple, is_number
 
 
 class Combination(Scaling):
-    """A rule of other rules, the values of its fields; abstract.
-
-    Each hook of `Scaling` asks all of these parts, and the last one for lengths.
-    """
+    """A rule of other rules, the values of its fields: each hook asks all, and those of lengths the last; abstract."""
 
     @property
     def parts(self) -> tuple[Scaling, ...]:
@@ -45,10 +42,7 @@ class Combination(Scaling):
         return all(part.can_be_extended for part in self.parts)
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
-        factor = 1.0
-        for part in self.parts:
-            factor *= part.attention_factor_at(ladder_max, seq_len)
-        return factor
+        return math.prod((part.attention_factor_at(ladder_max, seq_len) for part in self.parts), start=1.0)
 
     @property
     def original_length(self) -> int | None:
@@ -73,12 +67,9 @@ class Combination(Scaling):
     def written_out(self, max_position_embeddings: int | None) -> Scaling:
         return self.changed(lambda part: part.written_out(max_position_embeddings))
 
-    def as_published(self) -> Scaling:
-        return self.changed(lambda part: part.as_published())
-
-    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+    def check(self, **numbers: Any) -> None:
         for part in self.parts:
-            part.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+            part.check(**numbers)
 
 
 @dataclass(frozen=True)
@@ -114,14 +105,15 @@ class Stacked(Combination):
                 cure="Use the model without an extension.",
             )
 
-    def below(self, ladder: Ladder, seq_len: int | None) -> Ladder:
-        """Return the input ladder of `by`, with the frequencies of `of`."""
-        scaled = self.of.inv_freq(ladder, seq_len)
-        plain = replace(ladder, divisors=None).inv_freq()
-        return replace(ladder, divisors=tuple(f / g for f, g in zip(plain, scaled, strict=True)))
-
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        return self.by.inv_freq(self.below(ladder, seq_len), seq_len)
+        scaled, plain = self.of.inv_freq(ladder, seq_len), replace(ladder, divisors=None).inv_freq()
+        below = replace(ladder, divisors=tuple(f / g for f, g in zip(plain, scaled, strict=True)))
+        return self.by.inv_freq(below, seq_len)
+
+    @property
+    def _by_is_constant(self) -> bool:
+        equal_lists = isinstance(self.by, LongRoPE) and self.by.short_factor == self.by.long_factor
+        return equal_lists or not self.by.needs_seq_len
 
     @property
     def switch_length(self) -> int | None:
@@ -129,11 +121,6 @@ class Stacked(Combination):
         if not self.of.needs_seq_len:
             return self.by.switch_length
         return self.of.switch_length if self._by_is_constant else None
-
-    @property
-    def _by_is_constant(self) -> bool:
-        equal_lists = isinstance(self.by, LongRoPE) and self.by.short_factor == self.by.long_factor
-        return equal_lists or not self.by.needs_seq_len
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         own = math.inf if self._by_is_constant else self.by.longest_at(seq_len, max_position_embeddings)
@@ -200,14 +187,14 @@ class LeRoPE(Combination):
     def unscaled(self) -> Scaling | None:
         return replace(self, of=None if self.of is None else self.of.unscaled())
 
-    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
+    def check(self, *, rotary_dim: int, **numbers: Any) -> None:
         if len(self.alpha) != rotary_dim // 2:
             raise RopeError(
                 "RopeConfig: LeRoPE needs one `alpha` for each pair.",
                 facts={"alphas": len(self.alpha), "pairs": rotary_dim // 2},
                 cure="Read alpha from the checkpoint of this config.",
             )
-        super().check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
+        super().check(rotary_dim=rotary_dim, **numbers)
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": ladder.theta} if self.of is None else self.of.to_block(ladder)
@@ -218,9 +205,8 @@ class Resonance(Combination):
     """Round wavelengths to the nearest whole number of tokens, on top of the rule `of` (None: plain RoPE).
 
     With YaRN as `of` this is the paper's Resonance YaRN; the attention factor is that of `of`. A rounded pair repeats
-    exactly, so a model trained on one full rotation meets no new angle there. Every pair is rounded, as in the
-    authors' code; their theorem covers only the pairs that rotate fully within the trained length. A wavelength changes
-    by at most half a token. Halves are rounded to the even number, as by `torch.round`.
+    exactly, so a model trained on one full rotation meets no new angle there. Every pair is rounded, halves to the even
+    number, as in the authors' code; their theorem covers only the pairs that rotate fully within the trained length.
     In a Hugging Face config it becomes `longrope` with two equal lists.
     Source: Wang et al. 2024, arXiv:2403.00071; github.com/sheryc/resonance_rope, `resonance_register`.
 

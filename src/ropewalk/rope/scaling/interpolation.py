@@ -128,9 +128,6 @@ class DynamicNTK(Scaling):
     def target_length(self, max_position_embeddings: int | None) -> int | None:
         return int(self.factor * (max_position_embeddings or 0))
 
-    def as_published(self) -> Scaling:
-        return replace(self, variant="paper")
-
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         """Return transformers' block; the paper's variant is transformers' with factor 1."""
         factor = 1.0 if self.variant == "paper" else self.factor

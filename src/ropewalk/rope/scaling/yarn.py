@@ -62,31 +62,33 @@ class YaRN(Scaling):
         check_length("YaRN", self.original_max_position_embeddings)
         check_variant("YaRN", self.variant)
         check_above_zero("YaRN", attention_factor=self.attention_factor)
-        for name in ("mscale", "mscale_all_dim"):  # 0 means absent, as in transformers
-            value = getattr(self, name)
-            check_above_zero("YaRN", **{name: None if is_number(value) and value == 0 else value})
+        mscales = {"mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
+        check_above_zero("YaRN", **{k: v for k, v in mscales.items() if not is_number(v) or v})  # 0: absent
         check_kind("YaRN", bool, "True rounds the ramp's bounds outward to whole pairs.", truncate=self.truncate)
         check_bounds("YaRN", "32 and 1", beta_fast=self.beta_fast, beta_slow=self.beta_slow)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        kept = self._kept_by_rotations if self.variant == "paper" else self._kept_by_index
         plain = ladder.inv_freq()
-        return [f / self.factor * (1 - k) + f * k for f, k in zip(plain, kept(ladder, plain), strict=True)]
+        if self.variant == "paper":  # gamma(r), eq. 18
+            rotations = [self.original_max_position_embeddings * f / (2 * math.pi) for f in plain]
+            kept = [ramp(r, self.beta_slow, self.beta_fast) for r in rotations]
+        else:
+            kept = self._kept_by_index(ladder)
+        return [f / self.factor * (1 - k) + f * k for f, k in zip(plain, kept, strict=True)]
 
-    def _kept_by_rotations(self, ladder: Ladder, plain: list[float]) -> list[float]:
-        """Return the paper's gamma(r), eq. 18: the share kept of each frequency, by its rotations r when trained."""
-        rotations = [self.original_max_position_embeddings * f / (2 * math.pi) for f in plain]
-        return [ramp(r, self.beta_slow, self.beta_fast) for r in rotations]
+    def _kept_by_index(self, ladder: Ladder) -> list[float]:
+        """Return the reference code's ramp, linear in the pair's index between two bounds.
 
-    def _kept_by_index(self, ladder: Ladder, plain: list[float]) -> list[float]:
-        """Return the reference code's ramp, linear in the pair's index between the two bounds."""
-        low, high = _bounds(self, ladder)
+        They are the fractional indices of the pairs that rotate `beta_fast` and `beta_slow` times when trained.
+        """
+        trained = self.original_max_position_embeddings
+        low, high = (ladder.index_at(beta * 2 * math.pi / trained) for beta in (self.beta_fast, self.beta_slow))
         if self.truncate:
             low, high = float(math.floor(low)), float(math.ceil(high))
         low, high = max(low, 0.0), min(high, ladder.dim - 1.0)
         if low == high:
             high += 0.001  # as in the reference code: a step, not a division by zero
-        return [1 - min(1.0, max(0.0, (i - low) / (high - low))) for i in range(len(plain))]
+        return [1 - min(1.0, max(0.0, (i - low) / (high - low))) for i in range(len(ladder.columns))]
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
         if self.attention_factor is not None:
@@ -108,9 +110,6 @@ class YaRN(Scaling):
                 del read[key]
         return super().from_block(read, max_position_embeddings)
 
-    def as_published(self) -> Scaling:
-        return replace(self, variant="paper")
-
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         """Return the block; the paper's ramp has no name in transformers and becomes `longrope`."""
         return self.longrope_block(ladder) if self.variant == "paper" else super().to_block(ladder)
@@ -119,13 +118,6 @@ class YaRN(Scaling):
 def yarn_mscale(factor: float, mscale: float) -> float:
     """Return 0.1 * mscale * ln(factor) + 1, YaRN's temperature; DeepSeek multiplies its softmax scale by its square."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-
-def _bounds(rule: YaRN, ladder: Ladder) -> tuple[float, float]:
-    """Return the fractional indices of the pairs that rotate `beta_fast` and `beta_slow` times when trained."""
-    trained = rule.original_max_position_embeddings
-    fast, slow = (ladder.index_at(beta * 2 * math.pi / trained) for beta in (rule.beta_fast, rule.beta_slow))
-    return fast, slow
 
 
 @dataclass(frozen=True)
@@ -159,8 +151,8 @@ class LongRoPE(Scaling):
         check_length("LongRoPE", self.original_max_position_embeddings)
         if self.factor is not None:
             check_factor("LongRoPE", self.factor)
-        check_above_zero("LongRoPE", attention_factor=self.attention_factor)
-        check_above_zero("LongRoPE", short_mscale=self.short_mscale, long_mscale=self.long_mscale)
+        mscales = {"short_mscale": self.short_mscale, "long_mscale": self.long_mscale}
+        check_above_zero("LongRoPE", attention_factor=self.attention_factor, **mscales)
         if self.original_max_position_embeddings == 1:
             raise RopeError(
                 "LongRoPE: `original_max_position_embeddings` must be above 1: the attention factor divides by its ln.",
@@ -213,16 +205,15 @@ class LongRoPE(Scaling):
         return [f / factors[column] for f, column in zip(ladder.inv_freq(), ladder.columns, strict=True)]
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
-        mscales = (self.short_mscale, self.long_mscale)
-        if mscales != (None, None):
-            if None in mscales or (seq_len is None and mscales[0] != mscales[1]):
+        short, long = self.short_mscale, self.long_mscale
+        if (short, long) != (None, None):
+            if short is None or long is None or (seq_len is None and short != long):
                 raise RopeError(
                     "LongRoPE: `short_mscale` and `long_mscale` must both be given; `seq_len` chooses between them.",
-                    facts={"short_mscale": mscales[0], "long_mscale": mscales[1], "seq_len": seq_len},
+                    facts={"short_mscale": short, "long_mscale": long, "seq_len": seq_len},
                     cure="Set both, and pass seq_len=...",
                 )
-            chosen = mscales[1] if seq_len is not None and seq_len > self.switch_length else mscales[0]
-            return float(chosen)  # type: ignore[arg-type]
+            return float(long if seq_len is not None and seq_len > self.switch_length else short)
         if self.attention_factor is not None:
             return float(self.attention_factor)
         trained = self.original_max_position_embeddings
