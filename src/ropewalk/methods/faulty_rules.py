@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ropewalk.rope.extensions import Extension, Region, check_tokens, next_index, zero_index
+from ropewalk.rope.extensions import Extension, Region, next_index, zero_index
 from ropewalk.rope.scaling import Ladder, Scaling
-from ropewalk.rope.values import check_positive
+from ropewalk.rope.values import check_positive, check_whole
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FaultyPositions(Extension):
     by: int = 0
 
     def __post_init__(self) -> None:
-        check_tokens("FaultyPositions", 1, start=self.start)
+        check_whole("FaultyPositions", optional=False, start=self.start)
 
     def position(self, index: Tensor) -> Tensor:
         """Return the positions of tokens at these indices in the row."""

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from types import EllipsisType
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -19,7 +20,7 @@ from ropewalk.models.config import DecoderConfig, TextClassifierConfig
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes, known_range
 from ropewalk.models.forward_inputs import ForwardInputs
 from ropewalk.models.norm import HALF, RMSNorm
-from ropewalk.rope.model_ropes import UNCHANGED, ExtensionSetting, RopeSetting, Unchanged
+from ropewalk.rope.model_ropes import ExtensionSetting, RopeSetting
 from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.tokenizer import TextTokenizer
@@ -270,10 +271,10 @@ class Decoder(Backbone):
     def with_positions(
         self,
         *,
-        rope: RopeSetting | Unchanged = UNCHANGED,
-        extension: ExtensionSetting | Unchanged = UNCHANGED,
+        rope: RopeSetting | EllipsisType = ...,
+        extension: ExtensionSetting | EllipsisType = ...,
     ) -> Decoder:
-        """Return this model with a different rope, a different extension in attention, or both.
+        """Return this model with a different rope, a different extension in attention, or both; `...` keeps one.
 
         **Arguments:**
 
@@ -294,7 +295,7 @@ class Decoder(Backbone):
         """
         positions = self.config.positions
         fields: dict[str, Any] = {}
-        if not isinstance(rope, Unchanged):
+        if not isinstance(rope, EllipsisType):
             if self.config.encoding is not None:
                 raise RopeError(
                     "with_positions: this model was trained with a different encoding, which a rope cannot replace.",
@@ -303,7 +304,7 @@ class Decoder(Backbone):
                 )
             positions = positions.with_rope(rope)
             fields["rope"] = positions.ropes
-        if not isinstance(extension, Unchanged):
+        if not isinstance(extension, EllipsisType):
             positions = positions.with_extension(extension)
             fields["extension"] = positions.extensions
         other = _shallow(self)

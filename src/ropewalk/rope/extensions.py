@@ -19,15 +19,6 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.rope.values import check_whole
 
-__all__ = [
-    "DualChunk",
-    "Extension",
-    "LaMPE",
-    "ReRoPE",
-    "Region",
-    "SelfExtend",
-]
-
 
 def __getattr__(name: str) -> Any:
     """Return a registered rule by its name."""
@@ -57,8 +48,8 @@ class Region(NamedTuple):
 class Extension:
     """A change of attention for longer texts, with the trained model's weights and frequencies unchanged.
 
-    A subclass registers itself in `registry`; config files contain its name and its fields. `remaps`: whether it
-    changes relative positions, so that keys must be kept unrotated.
+    Config files contain its name in `registry` and its fields. `remaps`: whether it changes relative positions, so that
+    keys must be kept unrotated.
     """
 
     registry: ClassVar[dict[str, type[Extension]]] = {}
@@ -84,13 +75,16 @@ class Extension:
         )
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
-        """Return the factor of the logits of queries at these indices."""
-        return 1.0
+        """Return the factor of the logits of queries at these indices: 1.0, or with a field `log_n` that of log-n.
 
-
-def check_tokens(name: str, least: int, **numbers: int) -> None:
-    """Raise `RopeError` for a number of tokens that is not whole or is below `least`."""
-    check_whole(name, least=least, optional=False, **numbers)
+        This is max(1, ln(m + 1) / ln(log_n)) in float64, which keeps attention sharp over m + 1 tokens.
+        Source: Su 2021, "Entropy invariance of softmax", in the form of ReRoPE's reference code.
+        """
+        trained: int | None = getattr(self, "log_n", None)
+        if trained is None:
+            return 1.0
+        real = index.to(torch.float32 if index.device.type == "mps" else torch.float64)  # MPS has no float64
+        return ((real + 1).log() / math.log(trained)).clamp(min=1.0)
 
 
 def same_index(index: Tensor) -> Tensor:
@@ -108,11 +102,6 @@ def zero_index(index: Tensor) -> Tensor:
     return torch.zeros_like(index)
 
 
-def real(index: Tensor) -> Tensor:
-    """Return the index in float64; in float32 on MPS, which has no float64."""
-    return index.to(torch.float32 if index.device.type == "mps" else torch.float64)
-
-
 def near_and_far(window: int) -> tuple[Region, Region]:
     """Return two regions: keys nearer than `window`, at their own distance, and earlier keys (a template)."""
 
@@ -122,33 +111,13 @@ def near_and_far(window: int) -> tuple[Region, Region]:
     return Region(same_index, same_index, border, next_index), Region(same_index, same_index, zero_index, border)
 
 
-def check_log_n(name: str, trained_length: int | None) -> None:
-    """Raise `RopeError` unless `log_n` is None or a length of at least 2 tokens."""
-    if trained_length is not None:
-        check_tokens(name, 2, log_n=trained_length)
-
-
-def log_n_factor(index: Tensor, trained_length: int | None) -> Tensor | float:
-    """Return max(1, ln(m + 1) / ln(trained_length)) in float64, to keep attention sharp over m + 1 tokens; None: 1.0.
-
-    Source: Su 2021, "Entropy invariance of softmax", in the form of ReRoPE's reference code.
-    """
-    if trained_length is None:
-        return 1.0
-    return ((real(index) + 1).log() / math.log(trained_length)).clamp(min=1.0)
-
-
-LOGIT_SCALE = (0.1 * math.log(2) + 1) ** 2
-"""The factor of the released code, which multiplies queries and keys each by 0.1 ln 2 + 1."""
-
-
 @dataclass(frozen=True)
 class LaMPE(Extension):
     """LaMPE: keys nearer than `window` keep their distance; `length` positions of farther ones map to `mapped`.
 
     With p(i) = floor(i mapped / (length - 1)), a far key is at distance p(m) - p(n) + window - p(window) - 1, which
-    joins both parts; logits times `LOGIT_SCALE`. The paper chooses `mapped` from the current length by a sigmoid
-    fitted to the model. Here `mapped` is fixed for `length`, so that decoding equals the full forward.
+    joins both parts; logits times (0.1 ln 2 + 1)^2, as in the released code. The paper chooses `mapped` by a sigmoid of
+    the current length. Here `mapped` is fixed for `length`, so that decoding equals the full forward.
     Source: 2025, arXiv:2508.02308, section 3; github.com/scar-on/LaMPE (512 exact tokens, 1,536 mapped, of 4,096).
 
     >>> import torch
@@ -162,8 +131,8 @@ class LaMPE(Extension):
     length: int
 
     def __post_init__(self) -> None:
-        check_tokens("LaMPE", 1, window=self.window, mapped=self.mapped)
-        check_tokens("LaMPE", 2, length=self.length)
+        check_whole("LaMPE", optional=False, window=self.window, mapped=self.mapped)
+        check_whole("LaMPE", least=2, optional=False, length=self.length)
 
     def regions(self) -> tuple[Region, ...]:
         mapped, last = self.mapped, self.length - 1
@@ -172,7 +141,7 @@ class LaMPE(Extension):
         return near, far._replace(query=lambda m: m * mapped // last + shift, key=lambda n: n * mapped // last)
 
     def logit_scale(self, index: Tensor) -> Tensor | float:
-        return LOGIT_SCALE
+        return (0.1 * math.log(2) + 1) ** 2
 
 
 @dataclass(frozen=True)
@@ -195,8 +164,8 @@ class DualChunk(Extension):
     log_n: int | None = None
 
     def __post_init__(self) -> None:
-        check_tokens("DualChunk", 1, chunk=self.chunk, trained_length=self.trained_length)
-        check_log_n("DualChunk", self.log_n)
+        check_whole("DualChunk", optional=False, chunk=self.chunk, trained_length=self.trained_length)
+        check_whole("DualChunk", least=2, log_n=self.log_n)
         if self.chunk >= self.trained_length:
             raise RopeError(
                 "DualChunk: `chunk` must be less than the trained length.",
@@ -222,16 +191,12 @@ class DualChunk(Extension):
             Region(lambda m: torch.full_like(m, last), within, zero_index, before),
         )
 
-    def logit_scale(self, index: Tensor) -> Tensor | float:
-        return log_n_factor(index, self.log_n)
-
 
 @dataclass(frozen=True)
 class ReRoPE(Extension):
     """ReRoPE: distances are limited to `window`.
 
-    Relative position: min(m - n, window). `log_n`: the trained length for the logits' factor
-    max(1, ln(m + 1) / ln(log_n)), or None.
+    Relative position: min(m - n, window). `log_n`: the trained length for the factor of `logit_scale`, or None.
     Source: Su 2023, "ReRoPE" and its reference code (`min(m - n, w)`, log-n in its results).
 
     >>> import torch
@@ -244,15 +209,12 @@ class ReRoPE(Extension):
     log_n: int | None = None
 
     def __post_init__(self) -> None:
-        check_tokens("ReRoPE", 1, window=self.window)
-        check_log_n("ReRoPE", self.log_n)
+        check_whole("ReRoPE", optional=False, window=self.window)
+        check_whole("ReRoPE", least=2, log_n=self.log_n)
 
     def regions(self) -> tuple[Region, ...]:
         near, far = near_and_far(self.window)
         return near, far._replace(query=lambda m: torch.full_like(m, self.window), key=None)
-
-    def logit_scale(self, index: Tensor) -> Tensor | float:
-        return log_n_factor(index, self.log_n)
 
 
 @dataclass(frozen=True)
@@ -275,13 +237,10 @@ class SelfExtend(Extension):
     log_n: int | None = None
 
     def __post_init__(self) -> None:
-        check_tokens("SelfExtend", 1, group=self.group, window=self.window)
-        check_log_n("SelfExtend", self.log_n)
+        check_whole("SelfExtend", optional=False, group=self.group, window=self.window)
+        check_whole("SelfExtend", least=2, log_n=self.log_n)
 
     def regions(self) -> tuple[Region, ...]:
         group, shift = self.group, self.window - self.window // self.group
         near, far = near_and_far(self.window)
         return near, far._replace(query=lambda m: m // group + shift, key=lambda n: n // group)
-
-    def logit_scale(self, index: Tensor) -> Tensor | float:
-        return log_n_factor(index, self.log_n)

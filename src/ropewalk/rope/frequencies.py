@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -179,10 +179,7 @@ def same_rope(
     - `relative`: the bound of their ratios; a config's numbers are float64, written in full.
     - `absolute`: radians per token below which two frequencies are the same whatever their ratio.
     """
-
-    def close(a: float, b: float) -> bool:
-        return math.isclose(a, b, rel_tol=relative, abs_tol=absolute)
-
+    close = partial(math.isclose, rel_tol=relative, abs_tol=absolute)
     if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes):
         return False
     return all(

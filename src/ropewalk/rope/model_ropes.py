@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from os import PathLike
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -25,19 +24,6 @@ ExtensionSetting = Extension | tuple[Extension | None, ...] | None
 """The same for extensions."""
 
 EntryT = TypeVar("EntryT")
-
-
-class Unchanged(Enum):
-    """The type of `UNCHANGED`."""
-
-    UNCHANGED = "unchanged"
-
-    def __repr__(self) -> str:
-        return "UNCHANGED"
-
-
-UNCHANGED: Final = Unchanged.UNCHANGED
-"""The value that leaves a setting unchanged; None removes the setting."""
 
 
 Ropes = Mapping[str | None, RopeConfig | None]
@@ -137,17 +123,8 @@ class ModelRopes:
                 rope = _of_type(alike, name) if flags is None else first
                 rope = rope if rotates and attends(label) else None
                 of_layers.append(LayerType(name, rope, window_of_layer_type(fields, label)))
-        each = of_layers or types
-        return cls(
-            tuple(one.rope for one in each),
-            (None,) * len(each),
-            tuple(one.window for one in each),
-            labels=tuple(one.name for one in each),
-            types=types,
-            nested=nested,
-            numbered=bool(of_layers) and numbered,
-            latent=family.mla,
-        )
+        made = cls((), (), (), types=types, nested=nested, latent=family.mla)
+        return made._of(of_layers or types, bool(of_layers) and numbered)
 
     @property
     def num_layers(self) -> int:
@@ -161,9 +138,9 @@ class ModelRopes:
 
     @property
     def by_type(self) -> Ropes:
-        """Return the rope of each type of layers, None for layers without rotation.
+        """Return the rope of each type of layers, None for no rotation; the only key is None if all rotate alike.
 
-        If all rotate alike, the only key is None. Without a config, each different rope has a number.
+        Without a config, each different rope has a number.
         """
         if self.types:
             layers: dict[str | None, RopeConfig | None] = {}
@@ -196,10 +173,8 @@ class ModelRopes:
         windows = windows or {one.window for one in self.types if one.rope == own} or {self.of_type(name)[1]}
         most = max(filter(None, windows), default=None)
         local = tuple(n for n in numbers if self.sliding_windows[n] is not None)
-        return Layers(
-            None if None in windows else most, signal, numbers, self.num_layers if self.numbered else 0,
-            (most, local) if most and None in windows else None,
-        )  # fmt: skip
+        window, some = (most, None) if None not in windows else (None, (most, local) if most else None)
+        return Layers(window, signal, numbers, self.num_layers if self.numbered else 0, some)
 
     @property
     def remaps(self) -> bool:
@@ -221,13 +196,16 @@ class ModelRopes:
 
     def of_types(self) -> ModelRopes:
         """Return one entry for each type of layers in place of each layer."""
+        return self._of(self.types, False)
+
+    def _of(self, layers: Sequence[LayerType], numbered: bool) -> ModelRopes:
         return replace(
             self,
-            ropes=tuple(one.rope for one in self.types),
-            extensions=(None,) * len(self.types),
-            sliding_windows=tuple(one.window for one in self.types),
-            labels=tuple(one.name for one in self.types),
-            numbered=False,
+            ropes=tuple(one.rope for one in layers),
+            extensions=(None,) * len(layers),
+            sliding_windows=tuple(one.window for one in layers),
+            labels=tuple(one.name for one in layers),
+            numbered=numbered,
         )
 
     def with_rope(self, rope: RopeSetting) -> ModelRopes:
@@ -237,10 +215,9 @@ class ModelRopes:
         return replace(self, ropes=entries("with_positions", "rope", rope, self.num_layers))
 
     def with_extension(self, extension: ExtensionSetting) -> ModelRopes:
-        """Return them with this extension in every supported layer, None for no extension, or one entry per layer.
+        """Return them with this extension in every layer that supports it, None for none, or one entry per layer.
 
-        Layers without a rope or with a sliding window do not support extensions that remap. **Raises:** `RopeError` if
-        no layer supports it.
+        Layers without a rope or with a sliding window do not support extensions that remap.
         """
         if isinstance(extension, Extension):
             layers = zip(self.ropes, self.sliding_windows, strict=True)

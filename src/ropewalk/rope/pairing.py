@@ -27,6 +27,7 @@ _CONVERTED = {*_QUERIES, "k_proj", "wk", *_NORMS}
 _KEPT = {"v_proj", "wv", "v_norm", "o_proj", "out_proj", "dense", "wo", "Wo", "attn_sub_norm", "gate_proj", "g_proj"}
 _KEPT |= {"gate_bias", "sinks", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "A", "dt_proj", "rotary_emb"}
 _FUSED = {"qkv_proj", "query_key_value", "Wqkv", "c_attn", "qkv", "W_pack", "in_proj_weight"}
+_PROJECTION = re.compile(rf"(?:(.*?)\.)?({'|'.join(sorted(_CONVERTED | _FUSED))})(?:\.|$)")  # its module, and its name
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 _TENSOR = re.compile(r"(linear\.|norms\.\d+\.)?(weight|bias)")  # of a layer inside the projection, of a norm by head
 
@@ -53,9 +54,8 @@ def convert_pairing(
       In a state dict, weights, biases and per-head norms of q and k are permuted, for any number of heads (GQA); output
       gates in the q projection and other tensors are passed on unchanged.
     - `to`: `"interleaved"` from half-split, or `"half"` from interleaved.
-    - `head_dim`: for a tensor, features of one head. Defaults to the size of `dim`.
-    - `rotary_dim`: for a tensor, number of leading features of a head that rotate; the others keep their place.
-    - `dim`: for a tensor, dimension of heads * head_dim features.
+    - `head_dim`, `rotary_dim`, `dim`: for a tensor, the features of one head, the number of leading features of a head
+      that rotate, and the dimension of heads * head_dim features. They default to the size of `dim`.
     - `config`: for a state dict, the model's config, as for `RopeConfig.from_hf`: sizes, and the family's weights.
 
     **Returns:** a new tensor, or a new dict.
@@ -82,9 +82,8 @@ def convert_pairing(
             facts={"source": source},
             cure="Pass torch.as_tensor(source) for an array or a list.",
         )
-    if isinstance(source, Tensor) != (config is None) or (
-        config is not None and (head_dim, rotary_dim, dim) != (None, None, -1)
-    ):
+    sized = (head_dim, rotary_dim, dim) != (None, None, -1)
+    if isinstance(source, Tensor) != (config is None) or (config is not None and sized):
         raise RopeError(
             "convert_pairing: a tensor takes `head_dim`, `rotary_dim` and `dim`, a state dict only `config`.",
             facts={"source": type(source).__name__, "head_dim": head_dim, "rotary_dim": rotary_dim, "dim": dim},
@@ -108,12 +107,8 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
             facts={"model_type": fields.get("model_type"), **facts},
             cure="Convert the rows that rotate as tensors, with dim=0, by the model's own code.",
         )
-    places: dict[str, tuple[str, str]] = {}
-    for name in source:
-        parts = str(name).split(".")
-        place = next((index for index, part in enumerate(parts) if part in _CONVERTED | _FUSED), None)
-        if place is not None:
-            places[name] = ".".join(parts[:place]), parts[place]
+    found = {name: _PROJECTION.match(str(name)) for name in source}
+    places = {name: (match[1] or "", match[2]) for name, match in found.items() if match is not None}
     modules = {module for module, part in places.values() if part in _CONVERTED}
     fused = {module for module, part in places.values() if part in _FUSED}
     if not modules or modules & fused:

@@ -37,8 +37,7 @@ def make_tables(
     """Return cos and sin of every position's angles, without the attention factor.
 
     **Arguments:**
-    - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals. float64
-      cannot distinguish neighbouring positions beyond 2^53.
+    - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals.
     - `inv_freq`: inverse frequency of each pair, radians per token.
     - `axes`: axis of each pair; None is one axis.
     - `dtype`: float32 or float64.
@@ -95,14 +94,11 @@ def _per_pair(position_ids: Tensor, axes: tuple[int, ...] | None) -> Tensor:
 def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
     """Raise `RopeError` if positions are not real numbers of one of the documented shapes."""
     check_position_numbers(position_ids, where)
-    allowed = (1, 2) if num_axes == 1 else (2, 3)
+    allowed, cure = (1, 2), "Give them as [seq] or [batch, seq]."
+    if num_axes > 1:
+        allowed, cure = (2, 3), "Give them as [seq, axes] or [batch, seq, axes]. Hugging Face's axes-first ids: "
+        cure += "ids.movedim(0, -1); text ids: rw.positions.text_positions(ids, axes)."
     if position_ids.ndim not in allowed or (num_axes > 1 and position_ids.shape[-1] != num_axes):
-        shapes = "[seq] or [batch, seq]" if num_axes == 1 else "[seq, axes] or [batch, seq, axes]"
-        cure = f"Give them as {shapes}."
-        if num_axes > 1:
-            cure += (
-                " Hugging Face's axes-first ids: ids.movedim(0, -1); text ids: rw.positions.text_positions(ids, axes)."
-            )
         raise RopeError(
             f"{where}: `position_ids` has the wrong shape for {num_axes} axis/axes.",
             facts={"position_ids": position_ids, "axes": num_axes},
@@ -113,14 +109,10 @@ def check_position_ids(position_ids: Tensor, num_axes: int, where: str) -> None:
 def check_position_numbers(position_ids: object, where: str, name: str = "position_ids") -> None:
     """Raise `RopeError` if positions are not a tensor of integers, or of floats of at least 32 bits."""
     if not isinstance(position_ids, Tensor):
-        number = as_whole(position_ids)
-        raise RopeError(
-            f"{where}: `{name}` must be a tensor.",
-            facts={name: position_ids},
-            cure=f"Pass torch.as_tensor({name}), on the device of the queries."
-            if number is None
-            else f"For {number} tokens pass torch.arange({number}), for position {number} torch.tensor([{number}]).",
-        )
+        number, cure = as_whole(position_ids), f"Pass torch.as_tensor({name}), on the device of the queries."
+        if number is not None:
+            cure = f"For {number} tokens pass torch.arange({number}), for position {number} torch.tensor([{number}])."
+        raise RopeError(f"{where}: `{name}` must be a tensor.", facts={name: position_ids}, cure=cure)
     if position_ids.is_complex() or position_ids.dtype == torch.bool:
         raise RopeError(
             f"{where}: `{name}` must be integers (or real coordinates).",
@@ -138,11 +130,7 @@ def check_position_numbers(position_ids: object, where: str, name: str = "positi
 def text_positions(position_ids: Int[Tensor, "*positions"], axes: int) -> Int[Tensor, "*positions axes"]:
     """Return the position ids of plain text for a model with several axes, the same number on each axis.
 
-    **Arguments:**
-    - `position_ids`: tokens, `[..., seq]`.
-    - `axes`: number of axes.
-
-    **Returns:** a view `[..., seq, axes]`.
+    **Returns:** a view `[..., seq, axes]` of `position_ids`, tokens `[..., seq]`.
     **Raises:** `RopeError` if `position_ids` is not a tensor or `axes` is not a whole number of at least 1.
 
     >>> text_positions(torch.arange(3), 2).tolist()
@@ -165,11 +153,11 @@ def _tables_without_float64(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Return tables from the exact phase on the device if positions are integers; else build them on the CPU."""
-    integral = not position_ids.is_floating_point()
-    if not integral or dtype != torch.float32:
+    if position_ids.is_floating_point() or dtype != torch.float32:
         cos, sin = make_tables(position_ids.cpu(), inv_freq, axes, dtype=dtype)
         return cos.to(position_ids.device), sin.to(position_ids.device)
-    return phase_tables(_per_pair(position_ids, axes), turns_of(tuple(inv_freq), position_ids.device))
+    turns = torch.tensor(turns_per_token(tuple(inv_freq)), dtype=torch.int64, device=position_ids.device)
+    return phase_tables(_per_pair(position_ids, axes), turns)
 
 
 def phase_tables(positions: Tensor, turns: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -200,11 +188,6 @@ def angle_of(position: int, frequency: float) -> float:
     return 2 * math.pi * (((turns + half) % (1 << _TURN_BITS)) - half) / (1 << _TURN_BITS)
 
 
-def turns_of(inv_freq: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return `turns_per_token` as a new int64 tensor `[pairs]`."""
-    return torch.tensor(turns_per_token(inv_freq), dtype=torch.int64, device=device)
-
-
 @constant_to_compilers  # dynamo does not support integers beyond 64 bits
 def turns_per_token(inv_freq: tuple[float, ...]) -> tuple[int, ...]:
     """Return each frequency (radians per token) in units of 2^-64 turns: round(2^64 f / 2 pi), wrapped into int64.
@@ -214,14 +197,10 @@ def turns_per_token(inv_freq: tuple[float, ...]) -> tuple[int, ...]:
     >>> turns_per_token((math.pi / 2, 1.0))
     (4611686018427387724, 2935890503282001226)
     """
-    return _turns_per_token(inv_freq)
-
-
-@lru_cache(maxsize=64)
-def _turns_per_token(inv_freq: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(map(_turns, inv_freq))
 
 
+@lru_cache(maxsize=4096)
 def _turns(frequency: float) -> int:
     numerator, denominator = frequency.as_integer_ratio()
     places = _TURN_BITS - 64 + denominator.bit_length() - 1  # bits to drop; the denominator is a power of 2
