@@ -208,6 +208,11 @@ def two_thetas(sliding: float, full: float, **full_block: Any) -> Mapping[str, B
     return {"sliding_attention": {"rope_theta": sliding}, "full_attention": {"rope_theta": full, **full_block}}
 
 
+def partial_types(**types: tuple[float, float]) -> Mapping[str, Block]:
+    """Return the default blocks of a family from the theta and the rotated fraction of each layer type."""
+    return {label: {"rope_theta": theta, "partial_rotary_factor": share} for label, (theta, share) in types.items()}
+
+
 MEANINGS: dict[str, str] = {
     "use_fope": "FoPE, a Fourier series for each head in place of one frequency for each pair (arXiv:2412.17739)",
     "use_forget_gate": "a forget gate, with or without rotation (FoX, arXiv:2503.02130)",

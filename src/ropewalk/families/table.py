@@ -12,6 +12,7 @@ from ropewalk.families.family import (
     Condition,
     FamilyTable,
     Indexer,
+    partial_types,
     two_thetas,
     variant,
 )
@@ -36,8 +37,8 @@ add("deepseek_ocr2_text unlimited_ocr_text", HALF, adjust=_WITHOUT_HEAD_DIM)
 add("starcoder2", HALF, windowed=True)
 add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
 add("gemma t5_gemma_module", HALF, head_dim=256)
-_ALTERNATES: dict[str, Any] = {"layer_types": ALTERNATING["layer_types"]}
-add("gemma2 vaultgemma", HALF, **_ALTERNATES, head_dim=256, sliding_window=4096)
+_TYPES = ALTERNATING["layer_types"]
+add("gemma2 vaultgemma", HALF, layer_types=_TYPES, head_dim=256, sliding_window=4096)
 add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
 add("mixtral", HALF, theta=1_000_000.0, windowed=True)
 add("phimoe", HALF, theta=1_000_000.0, windowed=True, resets_cache=True)
@@ -50,16 +51,9 @@ _CONFORMER = variant(HALF, fixed=True, top_thetas=("rotary_embedding_base",))
 add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
 add("wav2vec2-conformer", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"))
 add("seamless_m4t", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative"), adjust=own.speech_encoder)
-add(
-    "clvp_encoder",
-    HALF,
-    defaults={"rotary_dim": 32, "num_attention_heads": 12},
-    adjust=own.projection,
-    converts=False,
-    switch=("use_rotary_embedding", True, True),
-    fixed=True,
-    top_thetas=(),
-)
+_CLVP = variant(HALF, fixed=True, top_thetas=(), converts=False, adjust=own.projection)
+_CLVP_SIZES = {"rotary_dim": 32, "num_attention_heads": 12}
+add("clvp_encoder", _CLVP, defaults=_CLVP_SIZES, switch=("use_rotary_embedding", True, True))
 add("nanochat", HALF, finish=own.backwards)
 add("nomic_bert", HALF, theta=1_000.0)
 add("gte", HALF, theta=160_000.0)
@@ -71,13 +65,8 @@ add("hunyuan_v1_dense hunyuan_v1_moe", HALF, meanings={"dynamic": ("ntk", "alpha
 add("jetmoe", HALF, head_dim=128)
 add("falcon", HALF, switch=("alibi", False, False), defaults={"max_position_embeddings": 2048})
 add("dbrx", HALF, defaults={"max_position_embeddings": 2048})
-add(
-    "zamba2",
-    HALF,
-    defaults={"hidden_size": 2560, "num_attention_heads": 32},
-    adjust=own.two_streams,
-    switch=("use_mem_rope", True, False),
-)
+_ZAMBA = {"hidden_size": 2560, "num_attention_heads": 32}
+add("zamba2", HALF, defaults=_ZAMBA, adjust=own.two_streams, switch=("use_mem_rope", True, False))
 add("granitemoehybrid", HALF, switch=("position_embedding_type", "rope", None))
 add("lara_mini", HALF, **ALTERNATING, head_dim=128, sliding_window=512)
 add("exaone4 exaone_moe", HALF, **ALTERNATING, sliding_window=4096, without_window="rotate")
@@ -104,7 +93,7 @@ MINISTRAL: dict[str, Any] = {
     "block_keys": ("llama_4_scaling_beta", "max_position_embeddings", "original_max_position_embeddings"),
     "query_scale": (("llama_4_scaling_beta", 0.0), ("original_max_position_embeddings", 0.0)),
 }
-add("gpt_oss", HALF, **_ALTERNATES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
+add("gpt_oss", HALF, layer_types=_TYPES, theta=150_000.0, head_dim=64, block=GPT_OSS, sliding_window=128)
 add("apertus apertus1p5_text", HALF, theta=12e6, block=_llama3(8.0, 12e6))
 add("cwm", HALF, theta=1_000_000.0, head_dim=128, block=_llama3(16.0, 1_000_000.0))
 add("higgs_audio_v2", HALF, head_dim=128, block=_llama3(32.0, 500_000.0, 1024, low=0.125, high=0.5))
@@ -119,15 +108,8 @@ add("sarvam_moe", HALF, partial=1.0, theta=8_000_000.0, head_dim=64)
 add("glmasr_encoder dots3_note_audio_encoder", HALF, partial=0.5)
 add("nemotron3_5_transcribe_asr_audio", HALF, partial=1.0, block={"rope_theta": 10_000.0, "partial_rotary_factor": 0.5})
 add("gpt_neox_japanese", _NEOX, partial=1.0)
-add(
-    "phi3 phi4_multimodal",
-    HALF,
-    partial=1.0,
-    windowed=True,
-    defaults={"original_max_position_embeddings": 4096},
-    meanings={"yarn": ("longrope", None)},
-    resets_cache=True,
-)
+_PHI = variant(HALF, partial=1.0, windowed=True, resets_cache=True, meanings={"yarn": ("longrope", None)})
+add("phi3 phi4_multimodal", _PHI, defaults={"original_max_position_embeddings": 4096})
 add("solar_open", HALF, partial=1.0, theta=1_000_000.0, head_dim=128)
 _ROTARY_DIM = ("partial_rotary_factor", "rotary_dim")
 add("minimax_m2", HALF, partial=1.0, theta=5_000_000.0, head_dim=128, fraction_keys=_ROTARY_DIM)
@@ -142,14 +124,8 @@ DEEPSEEK = variant(MLA, deepseek=True)
 
 # --- interleaved pairs
 add("gptj codegen", INTERLEAVED, defaults={"rotary_dim": 64}, fixed=True, top_thetas=(), looked_up="embed_positions")
-add(  # with `rotary_value`, values rotate, too
-    "roformer",
-    INTERLEAVED,
-    fixed=True,
-    top_thetas=(),
-    defaults={"hidden_size": 768, "num_attention_heads": 12},
-    looked_up="embed_positions.weight",
-)
+_ROFORMER = {"hidden_size": 768, "num_attention_heads": 12}  # with `rotary_value`, values rotate, too
+add("roformer", INTERLEAVED, fixed=True, top_thetas=(), defaults=_ROFORMER, looked_up="embed_positions.weight")
 add("cohere", INTERLEAVED, theta=500_000.0)
 add("cohere2", INTERLEAVED, **ALTERNATING, sliding_window=4096, without_window="still")
 _FORCED = "its first dense layers rotate although they have no window, and other layers of that type do not"
@@ -261,82 +237,32 @@ _GEMMA4 = variant(
     head_dim_of={"full_attention": ("global_head_dim", 512)},
     values_from_keys=("attention_k_eq_v", False),
 )
-_MODERNBERT = variant(
-    HALF,
-    blocks=two_thetas(1e4, 160_000.0),
-    theta_keys=_BERT_KEYS,
-    scaled=("full_attention", "sliding_attention"),
-    window_key="local_attention",
-    sliding_window=128,
-)
+_BERT_BLOCKS = two_thetas(1e4, 160_000.0)
+_MODERNBERT = variant(HALF, blocks=_BERT_BLOCKS, theta_keys=_BERT_KEYS, scaled=tuple(_BERT_KEYS))
 add("gemma3_text t5gemma2_text t5gemma2_decoder", _GEMMA3, defaults={"max_position_embeddings": 131_072})
 add("dory", HALF, head_dim=256, blocks=two_thetas(1e4, 1e7), sliding_window=1024)
 add("gemma3n_text", _GEMMA3, defaults={"max_position_embeddings": 32_768})
 add("gemma4_text gemma4_unified_text", _GEMMA4)
 add("diffusion_gemma_text", _GEMMA4, values_from_keys=("attention_k_eq_v", True))  # and its config has no flag
 add("embedding_gemma2_text", _GEMMA4, blocks=two_thetas(1e4, 1e6))
-add("modernbert modernbert-decoder", _MODERNBERT)
-add(
-    "olmo3",
-    HALF,
-    blocks=two_thetas(500_000.0, 500_000.0),
-    theta_keys={"full_attention": "rope_theta"},  # its class gives a top-level theta to the full layers alone
-    scaled=("full_attention",),
-)
-add(
-    "lfm3",
-    HALF,
-    head_dim=128,
-    theta=1_000_000.0,
-    blocks=two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5),
-)
-add(  # a top-level list has a theta for each layer
-    "ultrabert",
-    HALF,
-    blocks=two_thetas(1e4, 2_560_000.0),
-    holds={"rope_theta": Condition("its top-level `rope_theta` is a list by layer, or has no effect", values=(None,))},
-)
-add(
-    "laguna",
-    HALF,
-    head_dim=128,
-    partial=1.0,
-    blocks={
-        "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
-        "sliding_attention": {"rope_theta": 10_000.0},
-    },
-)
-add(
-    "mellum",
-    HALF,
-    head_dim=128,
-    partial=1.0,
-    fraction_keys=(),
-    blocks={
-        "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 1.0},
-        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
-    },
-)
-add(
-    "mimo_v2_flash",
-    HALF,
-    head_dim=192,
-    partial=0.334,
-    adjust=own.whole_if_scaled,
-    blocks={
-        "full_attention": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.334},
-        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.334},
-    },
-)
+add("modernbert modernbert-decoder", _MODERNBERT, window_key="local_attention", sliding_window=128)
+_OLMO3 = variant(HALF, blocks=two_thetas(500_000.0, 500_000.0), scaled=("full_attention",))
+add("olmo3", _OLMO3, theta_keys={"full_attention": "rope_theta"})  # a top-level theta is of the full layers only
+_LFM3 = two_thetas(1e4, 1e6, rope_type="proportional", partial_rotary_factor=0.5)
+add("lfm3", HALF, head_dim=128, theta=1_000_000.0, blocks=_LFM3)
+_NO_THETA = Condition("its top-level `rope_theta` is a list by layer, or has no effect", values=(None,))
+add("ultrabert", HALF, blocks=two_thetas(1e4, 2_560_000.0), holds={"rope_theta": _NO_THETA})
+_LAGUNA = {**partial_types(full_attention=(500_000.0, 0.5)), "sliding_attention": {"rope_theta": 10_000.0}}
+_MELLUM = partial_types(full_attention=(500_000.0, 1.0), sliding_attention=(10_000.0, 1.0))
+_MIMO = partial_types(full_attention=(5_000_000.0, 0.334), sliding_attention=(10_000.0, 0.334))
+_ZAYA = partial_types(hybrid=(5_000_000.0, 0.5), hybrid_sliding=(10_000.0, 0.5))
+add("laguna", HALF, head_dim=128, partial=1.0, blocks=_LAGUNA)
+add("mellum", HALF, head_dim=128, partial=1.0, fraction_keys=(), blocks=_MELLUM)
+add("mimo_v2_flash", HALF, head_dim=192, partial=0.334, adjust=own.whole_if_scaled, blocks=_MIMO)
+add("zaya", HALF, head_dim=128, partial=1.0, blocks=_ZAYA)
 add("beam", HALF, head_dim=128, blocks={"sliding_attention": {"rope_theta": 10_000.0}, "full_attention": None})
 add("granite_swa granitemoe_swa", HALF, lists={"layer_rope_theta": "rope_theta"})
-_MUSE = variant(
-    HALF,
-    lists={"layer_rope_theta": "rope_theta"},
-    layer_types=ALTERNATING["layer_types"],
-    nope=ALTERNATING["nope"],
-    adjust=own.fourth_from_last,
-)
+_MUSE = variant(HALF, **ALTERNATING, lists={"layer_rope_theta": "rope_theta"}, adjust=own.fourth_from_last)
 add("muse_glimmer_text", _MUSE, head_dim=128)
 add("muse_spark_text", _MUSE, head_dim=64, block={"rope_type": "default", "rope_theta": 500_000.0})
 add(
@@ -349,23 +275,13 @@ add(
     scaled=("full_attention",),
     holds={"yarn_only_types": Condition("its class scales only full layers", values=(None, ["full_attention"]))},
 )
-add(
-    "zaya",
-    HALF,
-    head_dim=128,
-    partial=1.0,
-    blocks={
-        "hybrid": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.5},
-        "hybrid_sliding": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-    },
-)
 
 
 # --- half-split, three axes
 _QWEN2_VL = variant(HALF, theta=1_000_000.0, mrope="contiguous", defaults={"mrope_section": (16, 24, 24)})
 _QWEN3_VL = variant(HALF, theta=500_000.0, mrope="interleaved", defaults={"mrope_section": (24, 20, 20)})
 _QWEN3_5 = variant(
-    HALF, partial=0.25, head_dim=256, mrope="interleaved", defaults={"mrope_section": (11, 11, 10)}, gated=True
+    _QWEN3_VL, theta=1e4, partial=0.25, head_dim=256, defaults={"mrope_section": (11, 11, 10)}, gated=True
 )
 add("qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text", _QWEN2_VL)
 add("paddleocr_vl_text", _QWEN2_VL, theta=500_000.0, head_dim=128)
@@ -379,24 +295,23 @@ add("qwen4_exp_text", _QWEN3_5, partial=1.0)
 add(  # every config states the rotation of its layer types
     "cohere_compass_text", _QWEN3_VL, theta=10_000.0, blocks={"full_attention": None, "sliding_attention": None}
 )
-_NEOMME = {
-    "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
-}
+_NEOMME = partial_types(full_attention=(1_000_000.0, 0.25), sliding_attention=(10_000.0, 1.0))
+_NEOMME = {label: {"rope_type": "default", **(block or {})} for label, block in _NEOMME.items()}
 add(
     "neomme",
     HALF,
     head_dim=64,
     partial=1.0,
     mrope="alternating",
-    theta_keys={"full_attention": "rope_theta", "sliding_attention": "rope_theta"},
+    theta_keys=dict.fromkeys(_NEOMME, "rope_theta"),
     blocks=_NEOMME,
     adjust=own.filled_from(_NEOMME),
 )
 add("cosmos3_edge_text", _QWEN3_VL, theta=100_000_000.0, head_dim=128, block={"rope_theta": 100_000_000.0})
-add("glm4v_moe_text", HALF, partial=0.5, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
-add("glm_image_text", HALF, partial=1.0, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
-add("glm4v_text glm_ocr_text", INTERLEAVED, partial=1.0, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
+_GLM_V = variant(HALF, partial=1.0, mrope="contiguous", defaults={"mrope_section": (8, 12, 12)})
+add("glm4v_moe_text", _GLM_V, partial=0.5)
+add("glm_image_text", _GLM_V)
+add("glm4v_text glm_ocr_text", _GLM_V, interleaved=True)
 add("ernie4_5_vl_moe_text", INTERLEAVED, theta=500_000.0, mrope="ernie", defaults={"mrope_section": (22, 22, 20)})
 
 # --- vision towers: positions are (row, column), even if their class takes the column first
@@ -413,21 +328,10 @@ add("muse_glimmer_vision muse_spark_vision step3p5_vision", HALF, axial=(1, 0))
 add("minimax_m3_vl_vision", HALF, axial=(0, 1, 2))
 add("kimi_k25_vision", HALF, axial=(1, 0), finish=own.in_turn)
 add("inkling2_vision sam3_vit_model", INTERLEAVED, axial=(1, 0))
-add(
-    "llama4_vision_model",
-    INTERLEAVED,
-    axial=(1, 0),
-    holds=dict.fromkeys(
-        ("rope_scaling", "rope_parameters"), Condition("its class ignores scaling", rope_types=("default", "axial"))
-    ),
-)
-add(
-    "sam2_video sam3_tracker_video edgetam_video",
-    INTERLEAVED,
-    axial=(1, 0),
-    adjust=own.memory_attention,
-    top_thetas=("memory_attention_rope_theta", "rope_theta"),
-)
+_UNSCALED = Condition("its class ignores scaling", rope_types=("default", "axial"))
+add("llama4_vision_model", INTERLEAVED, axial=(1, 0), holds=dict.fromkeys(own.BLOCK_KEYS, _UNSCALED))
+_MEMORY = variant(INTERLEAVED, axial=(1, 0), adjust=own.memory_attention)
+add("sam2_video sam3_tracker_video edgetam_video", _MEMORY, top_thetas=("memory_attention_rope_theta", "rope_theta"))
 add("pixtral", HALF, axial=(0, 1), finish=own.one_ladder)
 add("gemma4_vision", HALF, axial=(1, 0), finish=own.axis_blocks, converts=False, theta=100.0, head_dim=64)
 add("efficientloftr", INTERLEAVED, axial=(0, 1), adjust=own.all_heads, finish=own.in_turn, converts=False)
@@ -445,15 +349,10 @@ _TWO_POSITIONS = "ChatGLM-6B rotates each half of a head by different positions"
 _DIVIDED = "ChatGLM2-6B-32K divides positions by its rope_ratio; later models multiply theta by it"
 add("internlm2 deepseek bailing_moe", HALF)
 add("internlm", HALF, holds={"rotary": Condition("its `rotary` block is not supported", values=(None,))})
-add("minicpm", HALF, holds=dict.fromkeys(("rope_scaling", "rope_parameters"), Condition(_LONGROPE, rope_types=_PLAIN)))
+add("minicpm", HALF, holds=dict.fromkeys(own.BLOCK_KEYS, Condition(_LONGROPE, rope_types=_PLAIN)))
 add("baichuan", HALF, holds={"hidden_size": Condition("only the 7B models rotate; others use ALiBi", values=(4096,))})
-add(
-    "qwen",
-    HALF,
-    partial=1.0,
-    top_thetas=("rotary_emb_base", "rope_theta"),
-    holds={"use_dynamic_ntk": Condition(_STEPS, values=(False,))},
-)
+_STEPLESS = {"use_dynamic_ntk": Condition(_STEPS, values=(False,))}
+add("qwen", HALF, partial=1.0, top_thetas=("rotary_emb_base", "rope_theta"), holds=_STEPLESS)
 add("minimax_text_01 minimax_m1", HALF, partial=1.0, fraction_keys=_ROTARY_DIM)
 add("llada", HALF, switch=("rope", True, False))
 add("kimi_k2", DEEPSEEK)
