@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,6 +21,7 @@ from ropewalk.rope.scaling import (
     NTK,
     RULES,
     DynamicNTK,
+    Ladder,
     Linear,
     Llama3,
     LongRoPE,
@@ -197,45 +195,34 @@ def test_what_cannot_be_stacked_is_refused() -> None:
 
 
 LLAMA_SCALING: dict[str, Any] = {"model_type": "llama", "head_dim": 8, "max_position_embeddings": 64}
-NEW_RULE = '''
-"""Every frequency of a long text is divided by `stretch`."""
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-from ropewalk.rope.scaling.base import Ladder, Scaling
-
-
-@dataclass(frozen=True)
-class Stretched(Scaling):
-    stretch: float
-    switch: int
-    slow: bool = True
-    weights: tuple[float, ...] | None = None
-    rope_type: ClassVar[str] = "stretched"
-    hf_names: ClassVar[tuple[str, ...]] = ("stretched",)
-    required_keys: ClassVar[tuple[str, ...]] = ("stretch", "switch")
-    optional_keys: ClassVar[tuple[str, ...]] = ("slow", "weights")
-    needs_seq_len: ClassVar[bool] = True
-
-    @property
-    def switch_length(self) -> int:
-        return self.switch
-
-    def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        divisor = self.stretch if seq_len is not None and seq_len > self.switch else 1.0
-        return [f / divisor for f in ladder.inv_freq()]
-'''
 
 
 @pytest.fixture
-def stretched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A rule of the caller: one class in a module of its own."""
-    (tmp_path / "stretched.py").write_text(NEW_RULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.import_module("stretched")
+def stretched() -> Iterator[Any]:
+    """A rule of the caller: every frequency of a long text is divided by `stretch`."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Stretched(Scaling):
+        stretch: float
+        switch: int
+        slow: bool = True
+        weights: tuple[float, ...] | None = None
+        rope_type: ClassVar[str] = "stretched"
+        hf_names: ClassVar[tuple[str, ...]] = ("stretched",)
+        required_keys: ClassVar[tuple[str, ...]] = ("stretch", "switch")
+        optional_keys: ClassVar[tuple[str, ...]] = ("slow", "weights")
+        needs_seq_len: ClassVar[bool] = True
+
+        @property
+        def switch_length(self) -> int:
+            return self.switch
+
+        def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
+            divisor = self.stretch if seq_len is not None and seq_len > self.switch else 1.0
+            return [f / divisor for f in ladder.inv_freq()]
+
     yield rw.scaling.Stretched
-    del RULES["Stretched"], sys.modules["stretched"]
+    del RULES["Stretched"]
 
 
 def test_a_rule_of_the_caller_is_known_everywhere(stretched: Any) -> None:
@@ -271,33 +258,11 @@ def test_a_rule_of_the_caller_is_known_everywhere(stretched: Any) -> None:
 
 
 @pytest.mark.rejects
-def test_a_rule_without_a_name_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is exported as divisors where that can be, and refused where it cannot."""
-
-    class Halved(rw.scaling.Scaling):
-        rope_type = "halved"
-
-        def inv_freq(self, ladder: Any, seq_len: int | None) -> list[float]:
-            return [f / 2 for f in ladder.inv_freq()]
-
-    class Still(Halved):
-        rope_type = "still"
-
-        def inv_freq(self, ladder: Any, seq_len: int | None) -> list[float]:
-            return [0.0 for _ in ladder.columns]
-
-    try:
-        block = rw.RopeConfig(8, interleaved=False, scaling=Halved(), max_position_embeddings=64).to_hf()
-        assert (block["rope_type"], block["long_factor"]) == ("longrope", [2.0] * 4)
-        with pytest.raises(rw.RopeError, match="Halved becomes `longrope`"):
-            rw.RopeConfig(8, interleaved=False, scaling=Halved()).to_hf()
-        with pytest.raises(rw.RopeError, match="no rule for the frequencies of Still"):
-            rw.RopeConfig(8, interleaved=False, scaling=Still(), max_position_embeddings=64).to_hf()
+def test_a_rule_without_a_name_in_transformers() -> None:
+    """It is read by no name; test_what_no_config_can_say and the rules of test_hugging_face.py are written alike."""
+    for name in ("stacked", "resonance", "abf", "ntk", "lerope"):
         with pytest.raises(rw.RopeError, match="unknown `rope_type`"):
-            rw.RopeConfig.from_hf({**LLAMA_SCALING, "rope_parameters": {"rope_type": "halved"}})
-    finally:
-        RULES.pop("Halved", None)
-        RULES.pop("Still", None)
+            rw.RopeConfig.from_hf({**LLAMA_SCALING, "rope_parameters": {"rope_type": name}})
 
 
 @pytest.mark.rejects

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.rope.tables import make_tables, phase_tables, turns_of, turns_per_token
+from ropewalk.rope.tables import make_tables, phase_tables, turns_per_token
 from tests import oracle
 
 BOUND = 1.2e-7
@@ -78,7 +78,7 @@ def test_the_integer_phase_to_position_2_to_the_53(dtype, rounding):
     places = [0, 1, -77, 131_071, 9_999_999, 2**24 + 1, 10**9 + 7, 2**40 - 1, 10**15 + 1, 2**53 - 1, 2**53, -(2**53)]
     columns = FREQUENCIES[:-3]
     positions = torch.tensor(places)[:, None]
-    cos, sin = phase_tables(positions, turns_of(columns, positions.device), dtype)
+    cos, sin = phase_tables(positions, torch.tensor(turns_per_token(columns)), dtype)
     with mpmath.workdps(60):
         for row, place in enumerate(places):
             bound = rounding + 2 * np.pi * 2.0**-65 * abs(place)
