@@ -2,10 +2,10 @@
 
     python -m tests.parity [--only NAME ...] [--seed N] [--configs N] [--random] [--page]
 
-The random configs are drawn anew each day (`--seed` is the date); the records say from which seed. Started again
-after a kill, it goes on where it was. The results are kept
-under build/parity until something that they depend on changes. `--random` leaves the classes and families out, as
-`make parity OLDEST=1` does with the oldest transformers that is supported; `--page` only makes the page anew.
+The random configs are drawn anew each day (`--seed` is the date); the records say from which seed. Results are kept
+under build/parity until something that they depend on changes: the same command resumes. `--random` leaves the
+classes and families out, as `make parity OLDEST=1` does with the oldest transformers that is supported; `--page` only
+makes the page anew.
 """
 
 from __future__ import annotations
@@ -32,13 +32,7 @@ from tests.parity.random_configs import drawn_families, run, summary
 ROOT = Path(__file__).resolve().parents[2]
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "parity.json", ROOT / "docs" / "models.md"
 RANDOM = RECORD.with_name("parity_random.json")
-_ROOMS = ("families", "rope", "rotation", "backends")
-ROOMS = {"classes": _ROOMS, "causal": (*_ROOMS, "attachment"), "random": _ROOMS}
-MODULES = {
-    "classes": ("classes", "own", "check", "record"),
-    "causal": ("causal", "check", "record"),
-    "random": ("classes", "own", "draw", "random_configs", "record"),
-}
+PACKAGES = ("families", "rope", "rotation", "attachment")  # the rows depend on these, and on the modules that measure
 
 
 def main() -> None:
@@ -89,7 +83,10 @@ def write_record(content: dict[str, Any]) -> None:
 
 def measure(kind: str, jobs: dict[str, Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
     """The rows of these jobs: those that are kept already, and those that are measured now."""
-    key = _fingerprint(kind)
+    folders = [Path(ropewalk.__file__).parent / package for package in PACKAGES]
+    sources = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
+    sources += [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem != "page"]
+    key = fingerprint(kind, version("transformers"), version("torch"), *(path.read_bytes() for path in sources))
     ledger = Ledger(ROOT / "build" / "parity" / key, kind="parity", key=key)
     ledger.resume()
     with shown(f"parity, {kind}", lines=True) as bar:
@@ -100,14 +97,6 @@ def measure(kind: str, jobs: dict[str, Callable[[], dict[str, Any]]]) -> list[di
                 ledger.add(job, compute())
             bar.advance(1)
     return [ledger[job] for job in jobs if job in ledger]
-
-
-def _fingerprint(kind: str) -> str:
-    """What the rows depend on: the versions, the rooms below, and the modules that measure."""
-    rooms = [Path(ropewalk.__file__).parent / room for room in ROOMS[kind]]
-    sources = [path for room in rooms for path in sorted(room.rglob("*.py"))]
-    sources += [Path(__file__).with_name(f"{name}.py") for name in MODULES[kind]]
-    return fingerprint(version("transformers"), version("torch"), *(path.read_bytes() for path in sources))
 
 
 def _named(part: Part, words: list[str]) -> bool:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.checkpoints.decoder_config import _rope_from_dict, _rope_to_dict
+from ropewalk.methods import METHODS
+from ropewalk.methods.ropes import Reach
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
+
+GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
 
 
 def config(**changes):
@@ -29,7 +36,7 @@ def test_frozen_hashable_and_compared_whole():
     assert hash(base) == hash(config(scaling=rw.scaling.Linear(2.0), max_position_embeddings=64))
     axes: dict[str, Any] = {"axes": (0, 1, 0, 1), "axes_restart": True}
     given = config(inv_freq=[1, 0.3, 0, -0.02])
-    assert hash(given) == hash(config(inv_freq=(1.0, 0.3, 0.0, -0.02)))
+    assert hash(given) == hash(config(inv_freq=GIVEN))
     others = [
         config(head_dim=16), config(interleaved=False), config(theta=5e5), config(rotary_dim=4), config(),
         config(scaling=rw.scaling.Linear(4.0)), config(scaling=rw.scaling.NTK(2.0)), config(max_position_embeddings=65),
@@ -70,19 +77,20 @@ def test_frozen_hashable_and_compared_whole():
         ({"scaling": rw.scaling.NTK}, r"rw\.scaling\.NTK\(factor, "),
         ({"scaling": {"rope_type": "yarn"}}, "from_hf"),
         ({"axes": (0, 1, 0, 1), "axes_restart": "yes"}, "`axes_restart` must be of type bool"),
+        ({"inv_freq": (1.0,) * 3}, "`inv_freq` needs one finite number for each pair"),
+        ({"inv_freq": (1.0,) * 3 + (float("nan"),)}, "`inv_freq` needs one finite number"),
+        ({"inv_freq": 0.5}, "`inv_freq` needs one finite number"),
+        ({"inv_freq": torch.ones(4)}, r"(?s)one finite number.*tolist\(\)"),
+        ({"inv_freq": GIVEN, "theta": 500.0}, "`inv_freq` and `theta`, `scaling` or"),
+        ({"inv_freq": GIVEN, "scaling": rw.scaling.Linear(2.0)}, "`inv_freq` and `theta`, `scaling` or"),
+        ({"inv_freq": GIVEN, "axes": (0, 1, 0, 1), "axes_restart": True}, "`inv_freq` and `theta`, `scaling` or"),
+        ({"theta": (1e4, 1e5)}, "`theta` must be"),
     ],
 )
 def test_bad_configs(changes, message):
     """What cannot be rotated is refused, with the rule that was broken."""
     with pytest.raises(rw.RopeError, match=message):
         config(**changes)
-
-
-@pytest.mark.rejects
-def test_the_pairing_is_required():
-    """Left out, it is no TypeError: the message says how to choose."""
-    with pytest.raises(rw.RopeError, match="`interleaved` must be True or False: models pair features in two ways"):
-        rw.RopeConfig(64)
 
 
 @pytest.mark.rejects  # the annotations say int and float
@@ -127,6 +135,9 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: YaRN(4.0, 64, truncate="no"), "`truncate` must be of type bool"),
         (lambda: rw.positions.axes_from_sections([]), "at least one pair"),
         (lambda: rw.positions.axes_from_sections([1.5, 2.5]), "at least one pair"),
+        (lambda: rw.scaling.LeRoPE((0.1,), Proportional(0.5)), "without unrotated pairs"),
+        (lambda: rw.scaling.Stacked(None, rw.scaling.Linear(2.0)), "`of` and `by` must be scaling rules"),
+        (lambda: rw.scaling.Stacked(Proportional(0.5), rw.scaling.Linear(2.0)), "pairs that do not rotate"),
         (lambda: rw.inverse_frequencies({"head_dim": 8}), "(?s)must be a RopeConfig.*from_hf"),
         (lambda: rw.inverse_frequencies(DYNAMIC, 5.5), "`seq_len` must be a whole number"),
         (lambda: rw.positions.text_positions(torch.arange(2), -1), "`axes` a whole number"),
@@ -138,19 +149,6 @@ def test_bad_rules(build, message):
         build()
 
 
-def test_trained_length_and_needs_seq_len():
-    """The trained length is the rule's where it says one, else the config's; two rules need a sequence length."""
-    assert config(max_position_embeddings=64).trained_length == 64
-    assert config(scaling=YaRN(4.0, 16), max_position_embeddings=64).trained_length == 16
-    assert config().trained_length is None
-    needing = [
-        config(scaling=rw.scaling.DynamicNTK(), max_position_embeddings=8),
-        config(scaling=LongRoPE((1.0,) * 4, (2.0,) * 4, 8)),
-    ]
-    assert all(c.needs_seq_len for c in needing)
-    assert not config(scaling=YaRN(4.0, 16)).needs_seq_len
-
-
 def test_a_later_field_is_printed_only_where_it_is_set() -> None:
     """Digests of models, and so the ledgers of long runs, depend on what a rope prints."""
     plain = rw.RopeConfig(8, interleaved=False, axes=(0, 0, 1, 1))
@@ -160,6 +158,28 @@ def test_a_later_field_is_printed_only_where_it_is_set() -> None:
     )
     assert repr(dataclasses.replace(plain, axis_blocks=True)).endswith("axes_restart=False, axis_blocks=True)")
     assert repr(rw.RopeConfig(4, interleaved=True, inv_freq=(1.0, 0.5))).endswith("inv_freq=(1.0, 0.5))")
+
+
+@pytest.mark.parametrize("axes", [None, (1, 0, 0, 1)])
+def test_given_frequencies_are_the_frequencies(axes):
+    """`inv_freq` as it stands, on one axis and on several, by its tables at 40 digits; no method or block has them."""
+    given = config(inv_freq=GIVEN, axes=axes)
+    assert columns_of(given) == GIVEN
+    assert _rope_from_dict(json.loads(json.dumps(_rope_to_dict(given)))) == given
+    ids = torch.tensor([0, 1, -7, 1_000_003])
+    ids = ids if axes is None else torch.stack([ids, ids + 5], -1)
+    tables = rw.RotaryEmbedding(given).cos_sin(ids, dtype=torch.float64)
+    rows = ids.reshape(len(ids), -1).tolist()
+    with mpmath.workdps(40):
+        for table, turn in zip(tables, (mpmath.cos, mpmath.sin), strict=True):
+            places = [[row[axis] for axis in axes or (0,) * 4] for row in rows]
+            truth = [[float(turn(mpmath.mpf(at) * f)) for at, f in zip(row, GIVEN, strict=True)] for row in places]
+            np.testing.assert_allclose(table.numpy(), truth, atol=2e-10)
+    assert not given.can_be_extended
+    with pytest.raises(rw.RopeError, match="or frequencies are explicit"):
+        METHODS["pi"].rope(given, Reach(16, 64))
+    with pytest.raises(rw.RopeError, match="to_hf: transformers has no block for explicit frequencies"):
+        given.to_hf()
 
 
 # --- values of config files
@@ -246,22 +266,12 @@ def test_any_value_is_used_or_refused(name: str) -> None:
     ("name", "change", "message"),
     [
         ("plain", {"num_hidden_layers": "2"}, "`num_hidden_layers` must be a whole number from 1 to 1,048,576"),
-        ("plain", {"num_hidden_layers": 2.0}, "`num_hidden_layers` must be a whole number"),
-        ("plain", {"num_hidden_layers": 30_000_000}, "`num_hidden_layers` must be a whole number"),
         ("plain", {"max_position_embeddings": 2**63}, "`max_position_embeddings` must be a whole number"),
         ("plain", {"head_dim": 2**31}, "`head_dim` must be a whole number"),
         ("plain", {"partial_rotary_factor": 1e308}, "`partial_rotary_factor` must be a number above 0, at most 1"),
-        ("neox", {"rotary_pct": 1.5}, "`rotary_pct` must be a number above 0, at most 1"),
-        ("longrope", {"original_max_position_embeddings": 0}, "`original_max_position_embeddings` must be a whole"),
-        (
-            "yarn",
-            {"rope_parameters": {**YARN, "factor": None, "original_max_position_embeddings": 0}},
-            "must be a whole",
-        ),
         ("lists", {"rope_theta": [[], 1e6]}, "`rope_theta` must be a finite number"),
         ("dynamic", {"rope_parameters": {"rope_type": "dynamic", "factor": 1e308}}, "`factor` must be a number from 1"),
         ("yarn", {"rope_parameters": {**YARN, "beta_fast": 1e308}}, "`beta_fast` must not be below"),
-        ("yarn", {"rope_parameters": {**YARN, "mscale": 1e308}}, "`mscale` must be a number above 0, at most"),
         ("plain", {"rope_theta": 1e32}, "`theta` must be a number above 1, at most 1e.31"),
     ],
 )

@@ -16,7 +16,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.load import read_alpha
 from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import DynamicNTK, LeRoPE, Linear, Proportional, Stacked, YaRN, rule_from_dict
+from ropewalk.rope.scaling import DynamicNTK, LeRoPE, Linear, Stacked, YaRN, rule_from_dict
 
 ALPHA = (0.3, -0.2, 0.1, -0.7, 0.05, 0.0, 1.1, -0.4)
 BLOCK = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 512,
@@ -98,12 +98,6 @@ def test_it_takes_over_what_its_rule_needs(of):
     assert [getattr(config, name) for name in names] == [getattr(plain, name) for name in names]
     assert config.longest_at(100) == plain.longest_at(100)
     assert rule_from_dict(config.scaling.to_dict()) == config.scaling
-
-
-def test_rules_with_unrotated_pairs_are_refused():
-    """A factor of a pair that does not rotate would have no effect."""
-    with pytest.raises(rw.RopeError, match="without unrotated pairs"):
-        LeRoPE(ALPHA, Proportional(0.5))
 
 
 def test_its_block_is_that_of_the_config():

@@ -182,15 +182,6 @@ def test_a_rule_is_read_back_from_ropewalks_own_form() -> None:
     assert rule_from_dict(rule.to_dict()) == rule
 
 
-@pytest.mark.rejects
-def test_what_cannot_be_stacked_is_refused() -> None:
-    """No rule below, pairs that do not rotate below."""
-    with pytest.raises(rw.RopeError, match="`of` and `by` must be scaling rules"):
-        Stacked(None, Linear(2.0))  # type: ignore[arg-type]
-    with pytest.raises(rw.RopeError, match="pairs that do not rotate"):
-        Stacked(Proportional(0.5), Linear(2.0))
-
-
 # --- rules of the caller
 
 
