@@ -112,9 +112,9 @@ def _with_defaults(fields: Fields, default_of: Callable[[str, Mapping[str, Any]]
 def rope_ratio(fields: Fields, name: str) -> Fields:
     """ChatGLM multiplies theta by `rope_ratio`."""
     own, ratio = ignoring("rope_ratio")(fields, name), first(fields, "rope_ratio")
-    blocks = {key: dict(fields[key]) for key in _flat(fields) if first(fields[key], "rope_theta")}
     if ratio is None:
         return own
+    blocks = {key: dict(fields[key]) for key in _flat(fields) if first(fields[key], "rope_theta")}
     for place in list(blocks.values()) or [own]:
         theta = place.get("rope_theta", 10_000.0)
         place["rope_theta"] = None if theta is None else number(theta, "rope_theta") * number(ratio[1], ratio[0])
@@ -159,9 +159,8 @@ def fourth_from_last(fields: Fields, name: str) -> Fields:
     if nested or not isinstance(types, list | tuple):
         return fields
     if types and isinstance(thetas, list | tuple):
-        stated = next(
-            (fields[key] for key in _flat(fields)), {"muse_spark_text": {"rope_theta": 500_000.0}}.get(name, {})
-        )
+        default = {"rope_theta": 500_000.0} if name == "muse_spark_text" else {}
+        stated = next((fields[key] for key in _flat(fields)), default)
         one = stated.get("rope_theta", fields.get("rope_theta", 10_000.0))
         other = [theta for theta in thetas if theta is not None and number(theta, "rope_theta") not in (0, one)]
         if other:

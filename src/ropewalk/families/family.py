@@ -60,8 +60,7 @@ class Module:
     - `learned`: the name of the rotary module's tensor of alphas, if each frequency has a learned factor exp(alpha).
     - `gated`: in `q_proj` the rows of each head's queries are followed by those of its output gate.
     - `values_from_keys`: key of a flag, and its default: in some layers the keys' projection computes values, too.
-    - `converts`: False if the pairing of its weights cannot be converted: values rotate, too, or all heads together, or
-      blocks of a head.
+    - `converts`: False if the pairing of its weights cannot be converted: values, all heads or blocks of one rotate.
 
     Attention:
     - `sliding_window`: default of the window, tokens. `window_key`: its key. `windowed`: if it is set, every layer has
@@ -70,8 +69,7 @@ class Module:
     - `query_scale`: keys, with defaults, of a slope a and a length n if queries are multiplied by
       1 + a ln(1 + floor(position / n)): in layers that do not rotate if the family has `nope`, else in all.
     - `block_keys`: further keys that its rope block may contain; they act in attention, not on the rotation.
-    - `indexer`: the rotation in the indexer of its sparse attention, with `qk_rope_head_dim` of `index_head_dim`
-      features; None: no indexer, or one that is not described.
+    - `indexer`: the rotation in the indexer of its sparse attention; None: no indexer, or one that is not described.
 
     Programs:
     - `deepseek`: vLLM and SGLang run the family with their DeepSeek classes, whatever its own class is.
@@ -99,19 +97,18 @@ class Family:
     """The treatment of rotary settings by a model class.
 
     Pairing and sizes:
-    - `interleaved`: pairs are (0,1), (2,3), ...; False: (i, i + rotary_dim/2). `reads_flag`: `rope_interleave` chooses.
+    - `interleaved`: as in `RopeConfig`. `reads_flag`: `rope_interleave` chooses.
     - `head_dim`: default; None is hidden_size / num_attention_heads. `head_dim_of`: for a layer type, the key of its
       own head_dim and that key's default.
     - `defaults`: default of other keys: sizes from which head_dim is derived, lengths in tokens, `mrope_section`, and
       `rotary_dim` if the class reads no other key of it. An `original_max_position_embeddings` outside the rope block
       takes precedence over the one inside.
-    - `mla`: multi-head latent attention: only a slice of `qk_rope_head_dim` features rotates, and we describe this
-      slice. `slice_of`: the slice is a fraction of the sum of these keys.
+    - `mla`: multi-head latent attention: we describe the slice of `qk_rope_head_dim` features that rotates. `slice_of`:
+      the slice is a fraction of the sum of these keys.
 
     Rotated fraction:
-    - `partial`: None: the class rotates the whole head and ignores fractions. A number: the fraction that applies if
-      neither the config nor `block` states one. `fraction_keys`: keys of the fraction that the class reads, or
-      `rotary_dim`.
+    - `partial`: the default of the rotated fraction; None: the class rotates the whole head and ignores fractions.
+      `fraction_keys`: keys of the fraction that the class reads, or `rotary_dim`.
 
     Frequencies:
     - `theta`, `block`: defaults of released configs, which leave out values equal to the class's.
@@ -142,9 +139,7 @@ class Family:
     Other:
     - `holds`: conditions on the config's keys; all must be true.
     - `module`: what its modules do apart from the rope.
-    - `adjust`: returns the config's fields in the spelling of other families; it gets the family's name, too. What only
-      one family reads or computes differently is here.
-    - `finish`: returns the changed fields of the RopeConfig, for frequencies or axes that no config states.
+    - `adjust`, `finish`: what only one family reads or computes differently; see families/adjustments.py.
     """
 
     interleaved: bool

@@ -10,7 +10,7 @@ import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import islice
-from types import NoneType, UnionType
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ropewalk.errors import RopeError
@@ -25,8 +25,7 @@ from ropewalk.families.values import (  # noqa: F401  # for other modules, too
     wrong_value,
 )
 
-# Names of shapes in signatures, which are strings at run time: the core does not need jaxtyping. In the tests, its
-# import hook checks every shape of every call.
+# Names of shapes in signatures, strings at run time: the core does not need jaxtyping, whose import hook checks tests.
 if TYPE_CHECKING:
     from jaxtyping import Float as Float
     from jaxtyping import Float32 as Float32
@@ -89,10 +88,9 @@ def checked(function: FunctionT) -> FunctionT:
             kind = kinds()[name]
             if not is_of(value, kind):
                 shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
-                rule = re.sub(r"\b[a-z_]+\.|[<>]|class ", "", shown)
-                raise RopeError(
-                    f"{where}: `{name}` must be of type {rule}.", facts={name: value}, cure="Pass a value of this type."
-                )
+                of_type = re.sub(r"\b[a-z_]+\.|[<>]|class ", "", shown)
+                rule = f"{where}: `{name}` must be of type {of_type}."
+                raise RopeError(rule, facts={name: value}, cure="Pass a value of this type.")
         return function(*arguments, **options)
 
     return call  # type: ignore[return-value]
@@ -139,9 +137,8 @@ def check_positive(where: str, **values: object) -> None:
     """Raise `RopeError` unless each value is a finite number above 0."""
     for name, value in values.items():
         if not is_number(value) or value <= 0:  # type: ignore[operator]
-            raise RopeError(
-                f"{where}: `{name}` must be a finite number above 0.", facts={name: value}, cure="Pass such a number."
-            )
+            rule = f"{where}: `{name}` must be a finite number above 0."
+            raise RopeError(rule, facts={name: value}, cure="Pass such a number.")
 
 
 def names_of(where: str, given: object) -> list[str]:
@@ -153,16 +150,14 @@ def names_of(where: str, given: object) -> list[str]:
     ['yarn', 'dca', 'crop']
     """
     texts = [given] if isinstance(given, str) else () if given is None else given
-    if not isinstance(texts, Sequence | Set) or not all(isinstance(one, str) for one in texts):
-        rule = "must be names, separated by commas"
-    else:
+    rule = "must be names, separated by commas"
+    if isinstance(texts, Sequence | Set) and all(isinstance(one, str) for one in texts):
         names = [name.strip() for text in texts for name in text.split(",")]
         if all(names) and len(set(names)) == len(names):
             return names
         rule = "contains a value twice" if all(names) else "contains an empty value"
-    raise RopeError(
-        f"{where} {rule}.", facts={"given": given}, cure="Pass each value once, with one comma between two."
-    )
+    cure = "Pass each value once, with one comma between two."
+    raise RopeError(f"{where} {rule}.", facts={"given": given}, cure=cure)
 
 
 # --- values of a Hugging Face config
@@ -170,23 +165,19 @@ def names_of(where: str, given: object) -> list[str]:
 
 def read_value(block: Block, key: str, kind: Any) -> Any:
     """Return the value of `key` as a field of type `kind`: float, int, bool, or a tuple of floats, each or `| None`."""
-    if NoneType in get_args(kind):
-        kind = next(option for option in get_args(kind) if option is not NoneType)
-    value = block.get(key)
-    if kind is bool:
+    kinds, value = {kind, *get_args(kind)}, block.get(key)
+    if bool in kinds:
         if not isinstance(value, bool):
             raise wrong_value(key, value, "true or false")
         return value
-    if kind == tuple[float, ...]:
+    if tuple[float, ...] in kinds:
         if not isinstance(value, (list, tuple)) or not all(map(is_number, value)):
             raise wrong_value(key, value, "a list of numbers, one for each pair")
         return tuple(map(float, value))
     stated = number(value, key)
-    if kind is float:
-        return stated
-    if stated != int(stated):
+    if int in kinds and stated != int(stated):
         raise wrong_value(key, value, "a whole number")
-    return int(stated)
+    return int(stated) if int in kinds else stated
 
 
 def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: int | None) -> float:
@@ -247,9 +238,8 @@ def check_bounds(name: str, published: str, **bounds: float) -> None:
 
 def check_variant(name: str, variant: str) -> None:
     if variant not in ("transformers", "paper"):
-        raise RopeError(
-            f"{name}: unknown variant.", facts={"variant": variant}, cure='Choose "transformers" or "paper".'
-        )
+        cure = 'Choose "transformers" or "paper".'
+        raise RopeError(f"{name}: unknown variant.", facts={"variant": variant}, cure=cure)
 
 
 def ramp(rotations: float, low: float, high: float) -> float:
