@@ -276,6 +276,21 @@ class RopeConfig:
         of_axis = [tuple(p for p, a in enumerate(self.axes) if a == axis) for axis in range(self.num_axes)]
         return tuple(Ladder(self.theta, 2 * len(columns), columns, limit) for columns in of_axis)
 
+    def columns_at(self, seq_len: int | None) -> tuple[float, ...]:
+        """Return the inverse frequency of each pair, computed anew; `frequencies.columns_of` remembers them."""
+        if self.inv_freq is not None:
+            return self.inv_freq
+        columns = [0.0] * self.pairs
+        for ladder in self.ladders:
+            values = ladder.inv_freq() if self.scaling is None else self.scaling.inv_freq(ladder, seq_len)
+            for column, value in zip(ladder.columns, values, strict=True):
+                columns[column] = value
+        return tuple(columns)
+
+    def attention_factor_at(self, seq_len: int | None) -> float:
+        """Return the factor of queries and of keys; 1.0 without YaRN or LongRoPE."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor_at(self.max_position_embeddings, seq_len)
+
     @property
     def blocks(self) -> tuple[int, ...]:
         """Return the pairs of each block that is half-split separately; () if all rotated features are one block."""
@@ -333,10 +348,8 @@ class RopeConfig:
                 facts={"scaling": self.scaling},
                 cure="Pass seq_len, the length that the keys were rotated under.",
             )
-        from ropewalk.rope.frequencies import attention_factor_of, columns_of  # which imports this module
-
         length = as_whole(seq_len)
-        digits = [f"{value:.12e}" for value in (*columns_of(self, length), attention_factor_of(self, length))]
+        digits = [f"{value:.12e}" for value in (*self.columns_at(length), self.attention_factor_at(length))]
         parts = (self.head_dim, self.pairs, self.interleaved, self.blocks, self.axes, digits)
         return blake2b(repr((*parts, sorted(map(int, numbers)))).encode(), digest_size=8).hexdigest()
 

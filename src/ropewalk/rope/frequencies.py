@@ -64,30 +64,15 @@ def check_config(config: object, where: str) -> None:
 def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, ...]:
     """Return the inverse frequency of each pair as Python floats, the input of `make_tables`."""
     seq_len = seq_len if config.needs_seq_len else None
-    if torch.compiler.is_compiling():
-        return _columns(config, seq_len)
-    return _columns_memo(config, seq_len)
+    return config.columns_at(seq_len) if torch.compiler.is_compiling() else _columns_memo(config, seq_len)
+
+
+_columns_memo = lru_cache(maxsize=1024)(RopeConfig.columns_at)  # the key is the whole config, and no value a tensor
 
 
 def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:
     """Return the attention factor of a config; 1.0 without YaRN or LongRoPE."""
-    if config.scaling is None:
-        return 1.0
-    return config.scaling.attention_factor_at(config.max_position_embeddings, seq_len)
-
-
-def _columns(config: RopeConfig, seq_len: int | None) -> tuple[float, ...]:
-    if config.inv_freq is not None:
-        return config.inv_freq
-    columns, rule = [0.0] * config.pairs, config.scaling
-    for ladder in config.ladders:
-        values = ladder.inv_freq() if rule is None else rule.inv_freq(ladder, seq_len)
-        for column, value in zip(ladder.columns, values, strict=True):
-            columns[column] = value
-    return tuple(columns)
-
-
-_columns_memo = lru_cache(maxsize=1024)(_columns)  # the key is the whole config, the value floats, never a tensor
+    return config.attention_factor_at(seq_len)
 
 
 # --- the distance at which the sum of cosines falls below zero
