@@ -56,19 +56,6 @@ def test_every_fixture_names_its_source() -> None:
         assert len(json.loads((CONFIGS / f"{name}.json").read_text())["_source"]) > 20, name
 
 
-@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("word", ["type", "rope_type"])
-def test_old_and_new_spellings(spelling: str, word: str) -> None:
-    """`rope_scaling` and `rope_parameters`, `type` and `rope_type` say the same."""
-    config = read(**{spelling: {word: "linear", "factor": 2.0}}, rope_theta=5e5)
-    assert (config.scaling, config.theta) == (Linear(2.0), 5e5)
-
-
-def test_theta_of_the_block_goes_first() -> None:
-    """A theta in the block is preferred to the config's own."""
-    assert read(rope_parameters={"rope_theta": 1e6}, rope_theta=5e5).theta == 1e6
-
-
 def test_head_dim_null() -> None:
     """A null or missing head_dim is hidden_size / num_attention_heads, under every spelling of the two."""
     assert read(head_dim=None).head_dim == 64

@@ -30,20 +30,6 @@ def for_transformers(name: str) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize(("name", "layer_type"), CASES)
-def test_published_configs(name: str, layer_type: str | None) -> None:
-    """Frequencies and attention factor are the module's own within 1e-6; its apply function rotates alike.
-
-    The config.json and the config object that transformers makes of it give equal RopeConfigs.
-    """
-    config = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
-    theirs = transformers_config(for_transformers(name))
-    assert rw.RopeConfig.from_hf(theirs, layer_type=layer_type) == config
-    model = Model(theirs, layer_type)
-    torch.testing.assert_close(*rotations(model, config), rtol=0, atol=1e-5)
-    check_frequencies(config, model)
-
-
 def rotations(model: Model, config: rw.RopeConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """The same random queries turned by transformers and by ropewalk, every axis at its own positions."""
     q = torch.randn(2, 3, 7, config.head_dim)
@@ -55,23 +41,29 @@ def rotations(model: Model, config: rw.RopeConfig) -> tuple[torch.Tensor, torch.
     return actual, expected
 
 
-@pytest.mark.parametrize(
-    ("name", "layer_type"),
-    [case for case in CASES if fixture(case.values[0])["model_type"] != "gptj"],  # its class has no rope_parameters
-)
-def test_the_exported_block_means_the_same_to_transformers(name: str, layer_type: str | None) -> None:
-    """transformers, given the block of to_hf in place of the published one, computes the same frequencies."""
-    original = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type)
-    fields = for_transformers(name)
-    text = fields.get("text_config", fields)
+@pytest.mark.parametrize(("name", "layer_type"), CASES)
+def test_published_configs(name: str, layer_type: str | None) -> None:
+    """Frequencies and attention factor are the module's own within 1e-6; its apply function rotates alike.
+
+    The config.json and the config object of transformers give equal RopeConfigs, and transformers computes the same
+    frequencies from the block of `to_hf` in place of the published one.
+    """
+    config, fields = rw.RopeConfig.from_hf(fixture(name), layer_type=layer_type), for_transformers(name)
+    theirs = transformers_config(fields)
+    assert rw.RopeConfig.from_hf(theirs, layer_type=layer_type) == config
+    model = Model(theirs, layer_type)
+    torch.testing.assert_close(*rotations(model, config), rtol=0, atol=1e-5)
+    check_frequencies(config, model)
+    text, block = fields.get("text_config", fields), config.to_hf()
+    if text["model_type"] == "gptj":  # its class has no rope_parameters
+        return
     for key in ("rope_scaling", "rope_theta", "rotary_emb_base", "original_max_position_embeddings"):
         text.pop(key, None)
-    block = original.to_hf()
     text["rope_parameters"] = {**_other_types(name, layer_type), layer_type: block} if name in NESTED else block
     if text["model_type"] == "phi3":  # its class keeps the trained length outside the block
         text["original_max_position_embeddings"] = block["original_max_position_embeddings"]
-    assert rw.RopeConfig.from_hf(fields, layer_type=layer_type) == original
-    check_frequencies(original, Model(transformers_config(fields), layer_type))
+    assert rw.RopeConfig.from_hf(fields, layer_type=layer_type) == config
+    check_frequencies(config, Model(transformers_config(fields), layer_type))
 
 
 def _other_types(name: str, layer_type: str | None) -> dict[str, Any]:

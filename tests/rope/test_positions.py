@@ -76,34 +76,6 @@ def test_compiled_and_exported():
     assert torch.equal(compiled(ends, offsets, torch.zeros(9, 1))[0], ModelRopes()(ends, offsets, torch.zeros(9, 1))[0])
 
 
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3, 2])), "never decrease"),
-        (lambda: rw.positions.positions_from(torch.tensor([1, 3])), "start at 0"),
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), max_seqlen=2), "within `max_seqlen`"),
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=2), "within `max_seqlen` and `tokens`"),
-        (lambda: rw.positions.positions_from(torch.tensor([0])), r"\[sequences \+ 1\]"),
-        (lambda: rw.positions.positions_from(torch.tensor([0.0, 3.0])), "int32 or int64"),
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([1, 2])), "`offsets` must be"),
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), offsets=torch.tensor([0.5])), "`offsets` must be"),
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), max_seqlen="3"), "`max_seqlen` must be"),
-        (lambda: rw.positions.positions_from(torch.tensor([0, 3]), tokens=-1), "`tokens` must be"),
-        (lambda: rw.positions.positions_from(), "pass `max_seqlen`"),
-        (lambda: rw.positions.positions_from(max_seqlen=3, tokens=3), "leave `tokens` out"),
-        (
-            lambda: torch.compile(rw.positions.positions_from, backend="eager")(torch.tensor([0, 3])),
-            "cannot read the number",
-        ),
-    ],
-)
-def test_refused(call, message):
-    """Boundaries and offsets that do not fit, with the rule."""
-    with pytest.raises(rw.RopeError, match=message):
-        call()
-
-
 # --- patches of a grid
 
 
@@ -132,24 +104,6 @@ def test_merged_blocks():
     assert torch.equal(
         rw.positions.grid_positions(4, 6, merge=2), get_vision_position_ids(torch.tensor([[1, 4, 6]]), 2)
     )
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"height": 0, "width": 3}, "whole number from 1"),
-        ({"height": 2, "width": 2.5}, "whole number from 1"),
-        ({"height": 2, "width": 2, "start": 0.5}, "a whole number"),
-        ({"height": 2, "width": 2, "start": 1, "normalized": True}, "`start` and `normalized` are mutually exclusive"),
-        ({"height": 3, "width": 5, "merge": 2}, "`merge` must be a number"),
-        ({"height": 3, "width": 5, "merge": 0}, "`merge` must be a number"),
-    ],
-)
-def test_refused_of_grids(arguments: dict[str, Any], message: str) -> None:
-    """Sizes that are none, blocks that do not divide the grid, and options that would change nothing."""
-    with pytest.raises(rw.RopeError, match=message):
-        rw.positions.grid_positions(**arguments)
 
 
 # --- M-RoPE: text with images and videos, against each model's own get_rope_index
@@ -223,22 +177,6 @@ def test_packed_sequences(split):
         assert deltas.tolist() == [of_deltas[0], 0, *of_deltas[1:]], seed
 
 
-@pytest.mark.rejects
-@pytest.mark.parametrize(
-    ("types", "ends", "message"),
-    [
-        (torch.zeros(1, 4).long(), torch.tensor([0, 4]), r"(?s)packed tokens have no batch.*token_types\[0\]"),
-        (torch.zeros(4).long(), torch.tensor([0, 5]), "within `max_seqlen` and `tokens`"),
-        (torch.zeros(4).long(), torch.tensor([0.0, 4.0]), "`cu_seqlens` must be int32 or int64"),
-        (torch.ones(4).long(), torch.tensor([0, 2, 4]), "do not fill the next grid"),
-    ],
-)
-def test_packed_sequences_that_do_not_fit(types, ends, message):
-    """Boundaries are checked as everywhere, and no image goes on in the next sequence."""
-    with pytest.raises(rw.RopeError, match=message):
-        rw.positions.mrope_positions(types, images=[(1, 4, 4)], cu_seqlens=ends)
-
-
 def test_no_token_types():
     """No tokens in a row, or no rows."""
     for shape in ((0,), (2, 0), (0, 3)):
@@ -288,30 +226,68 @@ def test_into_a_rope():
     assert touching.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 2]]
 
 
+# --- what is refused
+
+
+def packed(*ends: float, **options: Any) -> Any:
+    return rw.positions.positions_from(torch.tensor(ends), **options)
+
+
+def image(types: list[float] | torch.Tensor, *grid: int, **options: Any) -> Any:
+    types = types if isinstance(types, torch.Tensor) else torch.tensor(types)
+    return rw.positions.mrope_positions(types, images=[grid] if grid else (), **options)
+
+
+def video(**options: Any) -> Any:
+    return rw.positions.mrope_positions(torch.tensor([2]), videos=[(1, 2, 2)], **options)
+
+
 @pytest.mark.rejects
 @pytest.mark.parametrize(
-    ("types", "options", "message"),
+    ("call", "message"),
     [
-        ([0, 1, 1], {"images": [(1, 4, 4)]}, "do not fill the next grid"),
-        ([0, 1, 1, 1], {"images": [(1, 2, 4)]}, "do not fill the next grid"),
-        ([0, 1], {}, "do not fill the next grid"),
-        ([0, 0], {"images": [(1, 2, 2)]}, "more grids than images"),
-        ([0, 3], {}, "of 0, 1 and 2"),
-        ([0.5], {}, "of 0, 1 and 2"),
-        ([1], {"images": [(1, 3, 2)]}, "merge evenly"),
-        ([1], {"images": [(1, 2)]}, "needs \\(frames, height, width\\)"),
-        ([1], {"images": [(1, 2, 2)], "spatial_merge_size": 0}, "`spatial_merge_size` must be"),
-        ([2], {"videos": [(1, 2, 2)], "frame_intervals": [1.0, 2.0]}, "`frame_intervals` must be a number"),
-        ([2], {"videos": [(1, 2, 2)], "frame_intervals": -1.0}, "`frame_intervals` must be a number"),
+        (lambda: packed(0, 3, 2), "never decrease"),
+        (lambda: packed(1, 3), "start at 0"),
+        (lambda: packed(0, 3, max_seqlen=2), "within `max_seqlen`"),
+        (lambda: packed(0, 3, tokens=2), "within `max_seqlen` and `tokens`"),
+        (lambda: packed(0), r"\[sequences \+ 1\]"),
+        (lambda: packed(0.0, 3.0), "int32 or int64"),
+        (lambda: packed(0, 3, offsets=torch.tensor([1, 2])), "`offsets` must be"),
+        (lambda: packed(0, 3, offsets=torch.tensor([0.5])), "`offsets` must be"),
+        (lambda: packed(0, 3, max_seqlen="3"), "`max_seqlen` must be"),
+        (lambda: packed(0, 3, tokens=-1), "`tokens` must be"),
+        (lambda: rw.positions.positions_from(), "pass `max_seqlen`"),
+        (lambda: rw.positions.positions_from(max_seqlen=3, tokens=3), "leave `tokens` out"),
+        (lambda: torch.compile(rw.positions.positions_from, backend="eager")(torch.tensor([0, 3])), "cannot read the"),
+        (lambda: rw.positions.grid_positions(0, 3), "whole number from 1"),
+        (lambda: rw.positions.grid_positions(2, 2.5), "whole number from 1"),
+        (lambda: rw.positions.grid_positions(2, 2, start=0.5), "a whole number"),
+        (lambda: rw.positions.grid_positions(2, 2, start=1, normalized=True), "`start` and `normalized` are mutually"),
+        (lambda: rw.positions.grid_positions(3, 5, merge=2), "`merge` must be a number"),
+        (lambda: rw.positions.grid_positions(3, 5, merge=0), "`merge` must be a number"),
+        (lambda: image([0, 1, 1], 1, 4, 4), "do not fill the next grid"),
+        (lambda: image([0, 1, 1, 1], 1, 2, 4), "do not fill the next grid"),
+        (lambda: image([0, 1]), "do not fill the next grid"),
+        (lambda: image([0, 0], 1, 2, 2), "more grids than images"),
+        (lambda: image([0, 3]), "of 0, 1 and 2"),
+        (lambda: image([0.5]), "of 0, 1 and 2"),
+        (lambda: image([1], 1, 3, 2), "merge evenly"),
+        (lambda: image([1], 1, 2), "needs \\(frames, height, width\\)"),
+        (lambda: image([1], 1, 2, 2, spatial_merge_size=0), "`spatial_merge_size` must be"),
+        (lambda: image([0], attention_mask=torch.ones(2)), "`attention_mask` must have the shape"),
+        (lambda: video(frame_intervals=[1.0, 2.0]), "`frame_intervals` must be a number"),
+        (lambda: video(frame_intervals=-1.0), "`frame_intervals` must be a number"),
+        (lambda: video(frame_intervals=2.0, split_frames=True), "`frame_intervals` must be a number"),
         (
-            [2],
-            {"videos": [(1, 2, 2)], "frame_intervals": 2.0, "split_frames": True},
-            "`frame_intervals` must be a number",
+            lambda: image(torch.zeros(1, 4).long(), 1, 4, 4, cu_seqlens=torch.tensor([0, 4])),
+            r"(?s)packed tokens have no batch.*token_types\[0\]",
         ),
-        ([0], {"attention_mask": torch.ones(2)}, "`attention_mask` must have the shape"),
+        (lambda: image([0] * 4, 1, 4, 4, cu_seqlens=torch.tensor([0, 5])), "within `max_seqlen` and `tokens`"),
+        (lambda: image([0] * 4, 1, 4, 4, cu_seqlens=torch.tensor([0.0, 4.0])), "`cu_seqlens` must be int32 or int64"),
+        (lambda: image([1] * 4, 1, 4, 4, cu_seqlens=torch.tensor([0, 2, 4])), "do not fill the next grid"),
     ],
 )
-def test_refused_of_mrope(types, options, message):
-    """Tokens and grids that do not fit each other, with the rule."""
+def test_refused(call, message):
+    """Boundaries, offsets, sizes, tokens and grids that do not fit each other, with the rule."""
     with pytest.raises(rw.RopeError, match=message):
-        rw.positions.mrope_positions(torch.tensor(types), **options)
+        call()

@@ -50,11 +50,7 @@ def sections_of(axes: tuple[int, ...]) -> dict[str, Any]:
     """Return the keys of a rope block for this order of axes; raises `RopeError` if none exist."""
     sections = [axes.count(axis) for axis in range(max(axes) + 1)]
     for interleaved in (False, True):
-        try:
-            same = axes_from_sections(sections, interleaved=interleaved) == axes
-        except RopeError:
-            same = False
-        if same:
+        if axes_from_sections(sections, interleaved=interleaved) == axes:
             return {"mrope_section": sections, "mrope_interleaved": interleaved}
     raise RopeError(
         "to_hf: no `mrope_section` expresses this order of axes.",

@@ -167,7 +167,7 @@ class RopeConfig:
                 raise RopeError(rule, facts={"axes": self.axes}, cure=_AXES_CURE)
         _check_numbers(head_dim, rotary_dim, self.interleaved)
         check_whole("RopeConfig", max_position_embeddings=length)
-        numbers = {"head_dim": head_dim, "rotary_dim": rotary_dim, "max_position_embeddings": length}
+        numbers: dict[str, Any] = {"head_dim": head_dim, "rotary_dim": rotary_dim, "max_position_embeddings": length}
         for name, value in {**numbers, "theta": theta, "axes": axes}.items():
             object.__setattr__(self, name, value)
         _check_axes(self)
@@ -368,9 +368,8 @@ class RopeConfig:
           (multimodal), its text part is used. For a vision tower pass its `vision_config`, as released or with the
           model_type of transformers 5, such as "qwen2_vl_vision".
         - `layer_type`: chooses a layer type if the model rotates them differently, for example "sliding_attention".
-        - `alpha`: `[pairs]`, the learned logarithms of factors of the frequencies (LeRoPE: Mistral Large 4), which no
-          config contains. `ropewalk.checkpoints.load.read_alpha(folder)` loads them; a live model has them in
-          `rotary_emb.alpha`.
+        - `alpha`: `[pairs]`, the learned logarithms of factors of the frequencies (LeRoPE: Mistral Large 4), from
+          `ropewalk.checkpoints.load.read_alpha(folder)` or a live model's `rotary_emb.alpha`.
 
         Every `rope_type` is supported, in the old spelling (`rope_scaling`, `rope_theta`) and the new
         (`rope_parameters`). Pairing follows `model_type` as in transformers; for an unknown `model_type` the config
@@ -474,8 +473,7 @@ def indexer_rope(
     """Return the rope of the indexer of sparse attention, and the offset of its first rotated feature.
 
     The indexer of a layer chooses the keys that the layer's attention sees. It rotates `qk_rope_head_dim` of
-    `index_head_dim` features by the tables of the attention, so a method changes both, but pairs them in its own way:
-    DeepSeek-V3.2's half-split where the attention is interleaved, GLM-5's interleaved.
+    `index_head_dim` features by the tables of the attention, so a method changes both, but pairs them in its own way.
 
     **Arguments:** those of `RopeConfig.from_hf`.
     **Returns:** the `RopeConfig`, and `rotary_offset` for `rotate`: 0, or in HY-V4 that of the last features.

@@ -234,13 +234,13 @@ def _rope(config: Described, block: Mapping[str, Any], layer_type: str | None, a
     head_dim = head_dim_of(fields, family, layer_type)
     rule = rule_of(block, family.meanings)
     in_rule = rule is not None and "partial_rotary_factor" in rule.optional_keys  # a fraction of all pairs
-    if in_rule and family.mla:
-        raise RopeError(
-            f"from_hf: the class of {name} applies `proportional` to whole heads, but only a slice rotates.",
-            facts={"rope block": dict(block)},
-            cure="Use a different rule.",
-        )
     if in_rule:
+        if family.mla:
+            raise RopeError(
+                f"from_hf: the class of {name} applies `proportional` to whole heads, but only a slice rotates.",
+                facts={"rope block": dict(block)},
+                cure="Use a different rule.",
+            )
         refuse_null(block, "partial_rotary_factor")
         stated = first(block, "partial_rotary_factor") or first(fields, *family.fraction_keys)
         block = {**block, "partial_rotary_factor": stated[1] if stated else family.partial or 1.0}
@@ -432,8 +432,8 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
 
 def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
     """Return the rotated features of a vision tower: the same number of whole pairs for each axis."""
-    axes = len(family.axial)
-    key, share = first(block, "partial_rotary_factor") or first(fields, "partial_rotary_factor") or ("", 1.0)
+    axes, key = len(family.axial), "partial_rotary_factor"
+    _, share = first(block, key) or first(fields, key) or (key, 1.0)
     count = int(head_dim * fraction(share, key))
     if count != head_dim:
         raise contradicts(key, count, name, head_dim, {key: share, "head_dim": head_dim})

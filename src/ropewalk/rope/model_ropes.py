@@ -66,7 +66,7 @@ class ModelRopes:
     - `types`: of the layers in the config, also of those that no layer has; () for a model without a config.
     - `nested`: whether each type has its own block. `numbered`: whether the config states what each layer applies; if
       not, layers of several types have one entry for each type.
-    - `latent`: whether a slice of each head rotates, of multi-head latent attention.
+    - `latent`: whether only a slice of each head rotates (multi-head latent attention).
 
     >>> rope = RopeConfig(head_dim=8, interleaved=False)
     >>> ModelRopes((rope, None), (None, None), (None, 4)).num_layers

@@ -155,10 +155,9 @@ def blocks_of_layers(config: Described) -> Blocks:
                 cure="Add `rope_type`.",
             )
         stated = block = _truncated_by(stated, {})
-    if family.lists:
-        of_layers = _by_lists(config, block)
-        if of_layers:
-            return of_layers
+    of_layers = _by_lists(config, block) if family.lists else {}
+    if of_layers:
+        return of_layers
     if family.blocks:
         return _of_family(fields, stated, family)
     rotating = _rotating_types(fields, family) if family.nope else {}
@@ -178,10 +177,10 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
     blocks = blocks_of_layers(config)
     flat = blocks.pop(None, None)
     named = {str(label): block for label, block in blocks.items()}
-    if flat is None and (layer_type is None or all(block is None for block in named.values())):
-        return _only(config, named)
-    if layer_type is None:
+    if layer_type is None and flat is not None:
         return flat
+    if layer_type is None or (flat is None and all(block is None for block in named.values())):
+        return _only(config, named)
     layer_type, types = family.block_of.get(layer_type, layer_type), fields.get("layer_types") or ()
     if flat is None:
         chosen, known = named.get(layer_type), {*named}
@@ -245,9 +244,9 @@ def _by_lists(config: Described, block: dict[str, Any]) -> Blocks:
         if isinstance(fields.get(key), list | tuple)
     }
     types = fields.get("layer_types") or ()
-    if not given and family.scaled:  # only some types are scaled
-        return {label: dict(block) if label in family.scaled else {} for label in types}
-    if given and not types:
+    if not given:  # only some types are scaled
+        return {label: dict(block) if label in family.scaled else {} for label in types} if family.scaled else {}
+    if not types:
         if all(len(set(value)) == 1 and value[0] for value in given.values()):
             return {label: {**block, **{key: value[0] for key, value in given.items()}} for label in _ATTENTION[:2]}
         raise RopeError(
@@ -256,7 +255,7 @@ def _by_lists(config: Described, block: dict[str, Any]) -> Blocks:
             cure="Add `layer_types` to the config.",
         )
     blocks: Blocks = {}
-    for label in dict.fromkeys(types) if given else ():
+    for label in dict.fromkeys(types):
         own = {key: {v for of, v in zip(types, value, strict=False) if of == label} for key, value in given.items()}
         if any(len(values) != 1 for values in own.values()):
             raise RopeError(
@@ -264,7 +263,7 @@ def _by_lists(config: Described, block: dict[str, Any]) -> Blocks:
                 facts={"layer_type": label, **own},
                 cure="Write a RopeConfig(...) for each layer yourself.",
             )
-        values = {key: next(iter(values)) for key, values in own.items()}
+        values = {key: only.pop() for key, only in own.items()}
         # a flat block precedes the lists in the layers that it applies to
         both = {**block, **values} if not family.scaled else {**values, **(block if label in family.scaled else {})}
         blocks[label] = both if values.get("rope_theta", 1) else None
@@ -356,14 +355,13 @@ def _truncated_by(block: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[st
 
 def _of_family(fields: Mapping[str, Any], stated: Mapping[str, Any] | None, family: Family) -> Blocks:
     """Return the blocks of a family with several, from the older flat spelling or from its defaults."""
-    blocks: Blocks = {}
+    blocks: Blocks = dict.fromkeys(family.blocks)
     for label, default in family.blocks.items():
-        key = family.theta_keys.get(label, "")
         if default is not None:
+            key = family.theta_keys.get(label, "")
             refuse_null(fields, key)
-        own = {"rope_theta": fields[key]} if fields.get(key) is not None else {}
-        scaled = stated if stated is not None and label in family.scaled else {}
-        blocks[label] = None if default is None else {**default, **own, **scaled}
+            own = {"rope_theta": fields[key]} if key in fields else {}
+            blocks[label] = {**default, **own, **((stated or {}) if label in family.scaled else {})}
     return blocks
 
 

@@ -187,14 +187,14 @@ class LeRoPE(Combination):
     def unscaled(self) -> Scaling | None:
         return replace(self, of=None if self.of is None else self.of.unscaled())
 
-    def check(self, *, rotary_dim: int, **numbers: Any) -> None:
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         if len(self.alpha) != rotary_dim // 2:
             raise RopeError(
                 "RopeConfig: LeRoPE needs one `alpha` for each pair.",
                 facts={"alphas": len(self.alpha), "pairs": rotary_dim // 2},
                 cure="Read alpha from the checkpoint of this config.",
             )
-        super().check(rotary_dim=rotary_dim, **numbers)
+        super().check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": ladder.theta} if self.of is None else self.of.to_block(ladder)
