@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import ropewalk as rw
+from ropewalk.attachment import handle
+from tests.parity.check import sabotaged
 from tests.parity.classes import rotary_classes
 from tests.parity.record import reason, rounded
 
@@ -121,11 +122,11 @@ def check_causal(name: str) -> dict[str, Any]:
     except rw.RopeError as error:
         return {**row, "status": "refused", "reason": reason(error)}
     tokens, moved = greedy(model), _shifted(model, before)
-    handle = rw.attach(model)
+    attached = rw.attach(model)
     error = (logits_of(model) - before).abs().max().item() / max(1.0, before.abs().max().item())
     row |= {"logits": rounded(error), "greedy": torch.equal(greedy(model), tokens)}
     row |= {"shift": _shifted(model, before), "shift before": moved}
-    handle.detach()
+    attached.detach()
     row["noticed"] = [wrong for wrong in ("theta", "width") if _noticed(model, wrong)]
     exact = error <= TOLERANCE and row["greedy"] and row["noticed"] == ["theta", "width"]
     exact = exact and torch.equal(logits_of(model), before)
@@ -192,23 +193,14 @@ def _shifted(model: nn.Module, before: Tensor) -> float | None:
 
 def _noticed(model: nn.Module, wrong: str) -> bool:
     """Whether attach refuses a reading with another theta, or one pair fewer."""
-    with _misread(wrong):
-        try:
-            rw.attach(model).detach()
-        except rw.RopeError:
-            return True
-    return False
-
-
-@contextlib.contextmanager
-def _misread(wrong: str) -> Iterator[None]:
-    from ropewalk.attachment import handle
-    from tests.parity.check import sabotaged
-
     read = handle.positions_of
 
     def misread(model: Any, config: Any) -> Any:
         return read(model, config).mapped(lambda rope: sabotaged(rope)[wrong])
 
     with mock.patch.object(handle, "positions_of", misread):
-        yield
+        try:
+            rw.attach(model).detach()
+        except rw.RopeError:
+            return True
+    return False

@@ -58,6 +58,13 @@ def frequencies(part: Part, config: Any, layer_type: str | None, seq_len: int = 
     return Model(config, layer_type, part.cls).frequencies(seq_len)
 
 
+def _turned(apply: Callable[..., Any], q: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    """Return q `[batch, seq, heads, features]` rotated by a function of queries and keys with heads first."""
+    x = q.transpose(1, 2)
+    turned: Tensor = apply(x, x, *tables, **options)[0]
+    return turned.transpose(1, 2)
+
+
 # --- vision towers: tokens of one image, [tokens, heads, features]
 
 
@@ -72,9 +79,8 @@ def _tower(part: Part, config: Any, rope: rw.RopeConfig, *, column_first: bool =
 def _pixtral(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
     """Its apply function is a text model's, for all patches of a batch in one row."""
     q, positions = torch.randn(1, 9, 3, rope.head_dim), torch.randint(0, LONGEST, (9, 2))
-    cos, sin = part.cls(config)(q, positions)
-    turned, _ = part.file.apply_rotary_pos_emb(q.transpose(1, 2), q.transpose(1, 2), cos, sin, unsqueeze_dim=0)
-    return Sample(q, positions[None], turned.transpose(1, 2))
+    tables = part.cls(config)(q, positions)
+    return Sample(q, positions[None], _turned(part.file.apply_rotary_pos_emb, q, *tables, unsqueeze_dim=0))
 
 
 def _gemma4(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
@@ -87,11 +93,9 @@ def _gemma4(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
 def _segment_anything(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
     """SAM 2, SAM 3 and EdgeTAM: their models pass the column first."""
     q, positions = torch.randn(1, 9, 3, rope.head_dim), torch.randint(0, LONGEST, (9, 2))
-    cos, sin = part.cls(config)(q, positions.flip(-1))
     names = ("apply_rotary_pos_emb_2d", "apply_rotary_pos_emb_2d_self_attn")
     apply = next(getattr(part.file, name) for name in names if hasattr(part.file, name))
-    turned, _ = apply(q.transpose(1, 2), q.transpose(1, 2), cos, sin)
-    return Sample(q, positions[None], turned.transpose(1, 2))
+    return Sample(q, positions[None], _turned(apply, q, *part.cls(config)(q, positions.flip(-1))))
 
 
 def _segment_anything_attention(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
@@ -144,9 +148,7 @@ def _dino(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:
     patches = rw.positions.grid_positions(5, 4, normalized=True)
     positions = torch.cat([torch.zeros(2, 2, dtype=torch.float64), patches])
     q = torch.randn(1, len(positions), 3, rope.head_dim)
-    x = q.transpose(1, 2)
-    turned, _ = part.file.apply_rotary_pos_emb(x, x, *part.cls(config).eval()(pixels))
-    return Sample(q, positions[None], turned.transpose(1, 2))
+    return Sample(q, positions[None], _turned(part.file.apply_rotary_pos_emb, q, *part.cls(config).eval()(pixels)))
 
 
 def _efficient_loftr(part: Part, config: Any, rope: rw.RopeConfig) -> Sample:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from typing import Any
 
 import pytest
@@ -11,9 +9,9 @@ import torch
 
 import ropewalk as rw
 from ropewalk.rope.model_ropes import ModelRopes
-from tests.parity.classes import config_classes
+from tests.parity import causal
 from tests.parity.random_configs import compare
-from tests.rope.models import fixture, modeling
+from tests.rope.models import fixture
 
 transformers = pytest.importorskip("transformers")
 
@@ -58,12 +56,6 @@ RULES: dict[str, dict[str, Any]] = {
     "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.3},
     "proportional factor": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
 }
-
-
-def class_config(fields: dict[str, Any]) -> Any:
-    """The config that the class of this model_type makes of the fields."""
-    fields = copy.deepcopy(fields)
-    return config_classes()[fields.pop("model_type")](**fields)
 
 
 STEP: dict[str, Any] = {
@@ -152,83 +144,46 @@ def test_examples(fields: dict[str, Any]) -> None:
 
 # --- layers without rotation
 
-TINY: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-    "num_hidden_layers": 8, "vocab_size": 32, "pad_token_id": None,
-}  # fmt: skip
+TINY: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8, "num_hidden_layers": 4}
 NOPE: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", {}),
-    "exaone4 without a window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 8}),
+    "exaone4 without a window": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "exaone_moe": ("exaone_moe", {}),
     "kolibri1": ("kolibri1", {}),
-    "kolibri1 without a window": ("kolibri1", {"sliding_window": None, "layer_types": ["full_attention"] * 8}),
+    "kolibri1 without a window": ("kolibri1", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "llama4": ("llama4_text", {}),
-    "llama4 by its list": ("llama4_text", {"no_rope_layers": [1, 0] * 4}),
-    "llama4 with every layer": ("llama4_text", {"no_rope_layers": [1] * 8}),
+    "llama4 by its list": ("llama4_text", {"no_rope_layers": [1, 0] * 2}),
+    "llama4 with every layer": ("llama4_text", {"no_rope_layers": [1] * 4}),
     "cohere2": ("cohere2", {}),
     "cohere2 without a window": ("cohere2", {"sliding_window": None}),
-    "cohere2, all sliding": ("cohere2", {"layer_types": ["sliding_attention"] * 8}),
+    "cohere2, all sliding": ("cohere2", {"layer_types": ["sliding_attention"] * 4}),
     "afmoe": ("afmoe", {}),
     "flint": ("flint", {}),
 }
 
 
-def rotating_layers(config: Any) -> list[bool]:
-    """Whether each layer's own attention module answers to the position embeddings that it is given."""
-    file = modeling(config)
-    (attention,) = [
-        cls
-        for name, cls in vars(file).items()
-        if name.endswith("Attention")
-        and "Vision" not in name
-        and inspect.isclass(cls)
-        and cls.__module__ == file.__name__
-    ]
-    config._attn_implementation = "eager"
-    hidden = torch.randn(1, 3, 32)
-    tables = [torch.randn(1, 3, 8) for _ in range(4)]
-    pairs: list[Any] = [(tables[0], tables[1]), (tables[2], tables[3])]
-    if config.model_type == "llama4_text":
-        pairs = [torch.polar(torch.ones(1, 3, 4), table[..., :4]) for table in tables[:2]]
-    found = []
-    for layer in range(config.num_hidden_layers):
-        module = attention(config, layer).eval()
-        for parameter in module.parameters():
-            torch.nn.init.normal_(parameter)
-        extra = (
-            {"position_ids": torch.arange(3)[None]}
-            if "position_ids" in inspect.signature(module.forward).parameters
-            else {}
-        )
-        with torch.no_grad():
-            one, other = (module(hidden, position_embeddings=pair, attention_mask=None, **extra)[0] for pair in pairs)
-        found.append(not torch.equal(one, other))
-    return found
-
-
 @pytest.mark.parametrize("name", NOPE)
 def test_layers_without_rotation(name: str) -> None:
-    """Each layer type has a rope exactly where the class's attention turns its queries; no silent choice among them."""
+    """Each layer type has a rope exactly where the class rotates: attached, the logits are its own; none is guessed."""
     model_type, changes = NOPE[name]
-    fields = {"model_type": model_type, **TINY, **changes}
-    config = class_config(fields)
-    rotating = dict.fromkeys(config.layer_types, False)
-    for layer_type, rotates in zip(config.layer_types, rotating_layers(config), strict=True):
-        rotating[layer_type] |= rotates
-    ropes = ModelRopes.from_hf(fields).by_type
-    if all(rotating.values()):
-        assert list(ropes) == [None]
-        assert rw.RopeConfig.from_hf(fields) == ropes[None]
+    model, fields = causal.small_model(model_type, **changes), {"model_type": model_type, **TINY, **changes}
+    before, ropes = causal.logits_of(model), ModelRopes.from_hf(model.config).by_type
+    if any(ropes.values()):
+        rw.attach(model)
+        torch.testing.assert_close(causal.logits_of(model), before, rtol=0, atol=causal.TOLERANCE)
     else:
-        assert {label: rope is not None for label, rope in ropes.items()} == rotating
-        with pytest.raises(rw.RopeError, match=r"`layer_type` is None|no layer of this"):
-            rw.RopeConfig.from_hf(fields)
-    assert {label: rope is not None for label, rope in ModelRopes.from_hf(config).by_type.items()} == {
+        assert torch.equal(causal.logits_of(model, causal.SHIFT), before)
+    of_file = ModelRopes.from_hf(fields).by_type
+    assert {label: rope is not None for label, rope in of_file.items()} == {
         label: rope is not None for label, rope in ropes.items()
     }
-    for layer_type, rotates in rotating.items():
-        if rotates:
-            assert rw.RopeConfig.from_hf(fields, layer_type=layer_type).head_dim == 8
+    if None not in ropes:
+        with pytest.raises(rw.RopeError, match=r"`layer_type` is None|no layer of this"):
+            rw.RopeConfig.from_hf(fields)
+    for layer_type in set(model.config.layer_types):
+        rope = of_file.get(layer_type, of_file.get(None))
+        if rope is not None:
+            assert rw.RopeConfig.from_hf(fields, layer_type=layer_type) == rope
         else:
             with pytest.raises(rw.RopeError, match=r"no rotation|no layer of this"):
                 rw.RopeConfig.from_hf(fields, layer_type=layer_type)
@@ -277,19 +232,6 @@ def test_what_no_rope_describes_is_refused(fields: dict[str, Any], layer_type: s
     """Settings that the class does not read, or that no rope has."""
     with pytest.raises(rw.RopeError, match=message):
         rw.RopeConfig.from_hf(fields, layer_type=layer_type)
-
-
-# --- every layer type at once
-
-
-def test_ropes_of_one_rope_and_of_parts() -> None:
-    """One rope for all layers is under None; a composite gives its text part, its vision_config the tower."""
-    llama, composite = fixture("llama_3_1_8b"), fixture("qwen2_5_vl_7b")
-    assert ModelRopes.from_hf(llama).by_type == {None: rw.RopeConfig.from_hf(llama)}
-    assert ModelRopes.from_hf(composite).by_type == {None: rw.RopeConfig.from_hf(composite)}
-    tower = ModelRopes.from_hf({**composite["vision_config"], "model_type": "qwen2_5_vl"}).by_type[None]
-    assert tower is not None
-    assert (tower.num_axes, tower.axes_restart, tower.head_dim) == (2, True, 80)
 
 
 # --- vision towers

@@ -214,12 +214,9 @@ def test_the_live_class_with_pictures(family):
     assert (rw.RotaryEmbedding(contiguous).rotate(q, position_ids=ids) - turned)[0].abs().max() > 0.1
 
 
-def test_into_a_rope():
-    """The positions are what a rope of three axes takes; text alone is at equal coordinates, and needs no grids."""
-    rope = rw.RotaryEmbedding(rw.RopeConfig(16, interleaved=False, axes=rw.positions.axes_from_sections([2, 3, 3])))
-    types = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]])
-    positions, deltas = rw.positions.mrope_positions(types, images=torch.tensor([[1, 2, 4]]))
-    assert rope.rotate(torch.randn(2, 4, 1, 16), position_ids=positions).shape == (2, 4, 1, 16)
+def test_text_and_touching_images():
+    """Text alone is at equal coordinates, and needs no grids; images may follow each other."""
+    positions, deltas = rw.positions.mrope_positions(torch.tensor([[0, 1, 1, 0], [0] * 4]), images=[(1, 2, 4)])
     assert torch.equal(positions[1], rw.positions.text_positions(torch.arange(4), 3))
     assert deltas.tolist() == [0, 0]
     touching = rw.positions.mrope_positions(torch.tensor([1, 1, 1]), images=[(1, 2, 2), (1, 2, 4)])[0]

@@ -15,7 +15,7 @@ from ropewalk.families import Family, family_named
 from ropewalk.rope import hugging_face
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.rope_parameters import window_of_layer_type
+from ropewalk.rope.rope_parameters import attends, window_of_layer_type
 from ropewalk.rope.values import as_whole, checked
 
 RopeSetting = RopeConfig | tuple[RopeConfig | None, ...] | None
@@ -29,7 +29,6 @@ EntryT = TypeVar("EntryT")
 Ropes = Mapping[str | None, RopeConfig | None]
 """Ropes by layer type, None for layers without rotation; the only key is None if all layers rotate alike."""
 TYPE_KEYS = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
-_ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hybrid")
 
 
 class LayerType(NamedTuple):
@@ -242,11 +241,6 @@ def entries(where: str, name: str, value: EntryT | tuple[EntryT, ...], count: in
             cure="Pass None for the layers without one.",
         )
     return of_layers
-
-
-def attends(layer_type: str | None) -> bool:
-    """Return whether layers of this type have attention with a rope; None stands for all layers."""
-    return layer_type is None or ("linear" not in layer_type and any(word in layer_type for word in _ATTENDING))
 
 
 def flags_of(fields: Mapping[str, Any], family: Family) -> list[bool] | None:

@@ -108,7 +108,7 @@ def check_keys(block: Mapping[str, Any], rule: type[Scaling] | None, further: It
 Blocks = dict[str | None, dict[str, Any] | None]
 """Flat blocks by layer type, the only key None if one describes all layers; None: its layers do not rotate."""
 _OUTER = ("rope_theta", "partial_rotary_factor", "rope_type", "type", "truncate")  # keys that are no layer type
-_NOT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
+_ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hybrid")
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -187,7 +187,7 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
         still = chosen is None and layer_type in (*named, *types)
     else:
         chosen, known = flat, {*types, *_ATTENTION, *family.layer_types}
-        still = layer_type in _NOT_ATTENTION or not _rotates(fields, family, layer_type)
+        still = layer_type in known and not _rotates(fields, family, layer_type)
     if still:
         raise RopeError(
             f"from_hf: layers of this type have no rotation in {name} (NoPE).",
@@ -283,7 +283,12 @@ def _rotating_types(fields: Mapping[str, Any], family: Family) -> dict[str, bool
 def _rotates(fields: Mapping[str, Any], family: Family, label: str) -> bool:
     """Return whether the class rotates layers of this type under this config."""
     rule = family.without_window if fields.get("sliding_window", family.module.sliding_window) is None else None
-    return rule != "still" and (label not in (*family.nope, *_NOT_ATTENTION) or rule == "rotate")
+    return attends(label) and rule != "still" and (label not in family.nope or rule == "rotate")
+
+
+def attends(layer_type: str | None) -> bool:
+    """Return whether layers of this type have attention with a rope; None stands for all layers."""
+    return layer_type is None or ("linear" not in layer_type and any(word in layer_type for word in _ATTENDING))
 
 
 def _stated(fields: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
