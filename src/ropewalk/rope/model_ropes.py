@@ -15,7 +15,8 @@ from ropewalk.families import Family, family_named
 from ropewalk.rope import hugging_face
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.rope_parameters import attends, window_of_layer_type
+from ropewalk.rope.rope_parameters import attends as attends
+from ropewalk.rope.rope_parameters import window_of_layer_type
 from ropewalk.rope.values import as_whole, checked
 
 RopeSetting = RopeConfig | tuple[RopeConfig | None, ...] | None

@@ -67,9 +67,9 @@ class Combination(Scaling):
     def written_out(self, max_position_embeddings: int | None) -> Scaling:
         return self.changed(lambda part: part.written_out(max_position_embeddings))
 
-    def check(self, **numbers: Any) -> None:
+    def check(self, *, head_dim: int, rotary_dim: int, max_position_embeddings: int | None) -> None:
         for part in self.parts:
-            part.check(**numbers)
+            part.check(head_dim=head_dim, rotary_dim=rotary_dim, max_position_embeddings=max_position_embeddings)
 
 
 @dataclass(frozen=True)
