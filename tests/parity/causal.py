@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 import ropewalk as rw
 from ropewalk.attachment import handle
-from tests.parity.check import sabotaged
+from tests.parity.check import reason, rounded, sabotaged
 from tests.parity.classes import rotary_classes
-from tests.parity.record import reason, rounded
 
 SHIFT, TOLERANCE, NEW, LARGEST = 1_000_000, 1e-4, 4, 100_000_000
 IDS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(1))

@@ -14,11 +14,20 @@ from ropewalk.families import FAMILIES
 from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity.classes import CHANGES, READ_AS, UNREAD, Part, config_of, reading_of
 from tests.parity.own import LONGEST, Sample, frequencies, sample
-from tests.parity.record import reason, rounded
 from tests.rope.models import Model
 
 WRONG = ["pairing", "theta", "width"]
 CLOSE, TURNED = 1e-6, 1e-5  # relative, of frequencies; absolute, of turned queries of unit variance
+
+
+def reason(error: rw.RopeError) -> str:
+    """The first line of an error, without the function's name."""
+    return str(error).splitlines()[0].removeprefix("from_hf: ").removeprefix("attach: ")
+
+
+def rounded(error: float) -> float:
+    """Two digits: a record is not made to the bit."""
+    return float(f"{error:.1e}")
 
 
 def check(part: Part) -> dict[str, Any]:

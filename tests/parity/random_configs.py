@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 import ropewalk as rw
 from ropewalk.families import FAMILIES
 from ropewalk.rope.model_ropes import ModelRopes
+from tests.parity.check import reason
 from tests.parity.classes import Part, all_parts, config_classes, default_config
 from tests.parity.draw import configs
 from tests.parity.own import frequencies, is_special, sample
-from tests.parity.record import reason
 from tests.rope.models import Model
 
 CLOSE, TURNED = 4e-6, 2e-5  # relative, of float32 frequencies; absolute, of turned queries of unit variance

@@ -46,10 +46,3 @@ def test_explicit_frequencies_are_those_of_theta() -> None:
     assert dynamic.fingerprint(seq_len=64) == BASE.fingerprint() != dynamic.fingerprint(seq_len=128)
     with pytest.raises(RopeError, match="depend on the length"):
         dynamic.fingerprint()
-
-
-@pytest.mark.rejects
-def test_layers_are_numbers() -> None:
-    """Names of layers are refused."""
-    with pytest.raises(RopeError, match="must be whole numbers"):
-        BASE.fingerprint(["a"])

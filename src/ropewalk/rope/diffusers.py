@@ -252,10 +252,9 @@ def latent_positions(
             facts={"family": family, "scale": scale},
             cure="LTX's pipelines pass (8 / frame_rate, 32, 32).",
         )
-    starts = [i * known.apart for i in range(len(sizes))]
+    starts, centred = [i * known.apart for i in range(len(sizes))], known.text == "after"
     if known.last_behind:
         starts[-1] = -1
-    centred = known.text == "after"
     latents = torch.cat([_grid(size, start, centred) for size, start in zip(sizes, starts, strict=True)])
     if scale is not None:
         bases = (20.0, 2048.0, 2048.0)

@@ -37,7 +37,6 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
 
     **Returns:** `Frequencies`: float64 `[axes, pairs]`, radians per token, and a float.
     **Raises:** `RopeError` if `seq_len` is missing or is not a whole number of at least 1.
-    **Source:** that of the config's scaling rule.
 
     >>> freqs = inverse_frequencies(RopeConfig(head_dim=4, interleaved=True))
     >>> freqs.inv_freq.tolist(), freqs.attention_factor
@@ -111,14 +110,12 @@ def smallest_theta(
     """Return the smallest base, on a fine grid, with a sum of cosines of at least zero over a whole window.
 
     **Arguments:**
-    - `rotary_dim`: rotated features, even.
-    - `tokens`: length of the window; distances are 0 .. tokens - 1.
+    - `rotary_dim`: rotated features, even. `tokens`: length of the window.
     - `at_least`: first base to try, such as the checkpoint's own.
     - `divisors`: divisors of the frequencies, one for each pair, from a scaling that stays; None is no scaling.
 
     **Returns:** `at_least`, or the least 10^(k/400) above it, for which sum_i cos(m theta^(-2i/rotary_dim)) >= 0 (each
-    frequency divided by its divisor) for every m < tokens. A larger base can fail although a smaller one suffices, so
-    the grid is searched in order.
+    frequency divided by its divisor) for every m < tokens. A larger base can fail although a smaller one suffices.
     **Raises:** `RopeError` for an odd dimension, a length below 1, or a length that no base up to 1e15 reaches.
     **Numerics:** float64; the grid's steps are 0.58 %.
     **Source:** Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591, eq. 8.

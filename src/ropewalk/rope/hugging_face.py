@@ -1,4 +1,4 @@
-"""Hugging Face configs: `read` returns the fields of a RopeConfig, `write` its `rope_parameters` block.
+"""Hugging Face configs: the fields of a RopeConfig.
 
 Unknown keys, missing keys and impossible numbers raise. What a config omits (pairing, partial rotation, defaults)
 depends on the model's class and comes from `families`. If numbers contradict each other, transformers' choice is used.

@@ -109,8 +109,7 @@ def _convert_weights(source: Mapping[str, Tensor], to: Pairing, config: Any) -> 
         )
     found = {name: _PROJECTION.match(str(name)) for name in source}
     places = {name: (match[1] or "", match[2]) for name, match in found.items() if match is not None}
-    modules = {module for module, part in places.values() if part in _CONVERTED}
-    fused = {module for module, part in places.values() if part in _FUSED}
+    modules, fused = ({module for module, part in places.values() if part in of} for of in (_CONVERTED, _FUSED))
     if not modules or modules & fused:
         raise RopeError(
             "convert_pairing: the state dict has no separate q and k projections.",
