@@ -117,9 +117,7 @@ def test_what_the_model_was_trained_to_in_words(config: RopeConfig, expected: st
 def test_reach_across_the_grid() -> None:
     """One slow pair turns negative at a quarter turn: beyond the first 1,048,576 distances too."""
     slow = np.array([np.pi / 2 / 1_500_000.5])
-    assert reach(slow, 2_000_000) == 1_500_001
-    assert reach(slow, 1_500_000) is None
-    assert reach(np.array([0.0, 1e-9])) is None
+    assert (reach(slow, 2_000_000), reach(slow, 1_500_000)) == (1_500_001, None)
 
 
 @pytest.mark.parametrize(
@@ -210,27 +208,24 @@ def audits(name: str) -> list[Audit]:
 
 
 @pytest.mark.parametrize("name", fixture_names())
-def test_warnings_of_published_configurations(name: str) -> None:
-    """These, and no others; no error anywhere."""
+def test_published_configurations(name: str) -> None:
+    """These warnings and windows, and no others; no error, and no owner is told to change a shipped checkpoint.
+
+    The answer has at most twelve rows, each with the name of its number in the record.
+    """
     found = findings_of(source(name), audits(name)[0].target)
     assert {finding.code for finding in found if finding.severity == "warning"} == set(WARNINGS.get(name, {}))
     assert not [finding for finding in found if finding.severity == "error"]
-
-
-@pytest.mark.parametrize("name", fixture_names())
-def test_no_owner_is_told_to_change_a_shipped_checkpoint(name: str) -> None:
-    """Notes say what is right and who is concerned."""
     notes = [f for f in findings_of(source(name), 131_072) if f.severity == "note"]
     assert [f.code for f in notes if f.cure.startswith(TOLD)] == []
-
-
-@pytest.mark.parametrize("name", fixture_names())
-def test_windows_of_published_configurations(name: str) -> None:
-    """Which layers see how far."""
-    read = source(name)
-    ropes = read.ropes.rotating
-    windows = {label: read.ropes.layers_of(label).window for label in ropes}
-    assert windows == WINDOWS.get(name, dict.fromkeys(ropes))
+    ropes = source(name).ropes
+    windows = {label: ropes.layers_of(label).window for label in ropes.rotating}
+    assert windows == WINDOWS.get(name, dict.fromkeys(ropes.rotating))
+    rows, names = answer(audits(name), "8,192"), {field.name for field in dataclasses.fields(Audit)}
+    assert len(rows) <= 12
+    assert {*rows} <= {*names, "served_length"}
+    assert {"theta", "interleaved", "rotary_dim", "scaling", "trained_length", "digest"} <= {*rows}
+    assert ("query_scale" in rows) == (name in ("llama_4_scout", "ministral_3_3b"))
 
 
 @pytest.mark.parametrize(
@@ -310,16 +305,6 @@ def test_a_proportional_rope_counts_its_rotating_pairs() -> None:
     rows = answer([full])
     assert rows["rotary_dim"] == "128 of 512 features of a head"
     assert (full.pairs_never_turning, "0 of 64 pairs never" in rows["trained_length"]) == (0, True)
-
-
-@pytest.mark.parametrize("name", fixture_names())
-def test_the_answer_of_published_configurations(name: str) -> None:
-    """At most twelve rows, each with the name of its number in the record; no row says two things of one rope."""
-    rows, names = answer(audits(name), "8,192"), {field.name for field in dataclasses.fields(Audit)}
-    assert len(rows) <= 12
-    assert {*rows} <= {*names, "served_length"}
-    assert {"theta", "interleaved", "rotary_dim", "scaling", "trained_length", "digest"} <= {*rows}
-    assert ("query_scale" in rows) == (name in ("llama_4_scout", "ministral_3_3b"))
 
 
 def test_all_ropes_of_a_model_have_its_lengths() -> None:

@@ -27,9 +27,7 @@ class Audit:
     - `rope_parameters`, `theta`: empty and None if the config's frequencies do not follow from a theta (nanochat).
     - `window`: the window of its layers in tokens; None for all tokens. `local`: that of some of them, and their
       numbers. `layers`: all their numbers, of `num_layers`; empty if the config does not state the type of each.
-    - `interleaved`: pairs are (0, 1), (2, 3), ...; if False, (i, i + rotary_dim/2).
-    - `scaling`: the rule of its length scaling. `scaling_is_trained`: whether the model was trained with it (None:
-      unknown, or no scaling). `scaled_length`, `original_length`: the trained length with and without it.
+    - `scaling`, `scaling_is_trained`, `scaled_length`, `original_length`: of `RopeConfig`; None without a scaling.
       `trained_source`: the source of these facts.
     - `query_scale`: slope and length of a scale of queries by position (`Module.query_scale`). `digest`:
       `RopeConfig.fingerprint` of its layers, at the target if frequencies depend on the length.
@@ -295,11 +293,11 @@ def _trained(found: Audit) -> str:
     """Return the trained length, the training status of the scaling, and the pairs that never complete a turn."""
     status = _status(found)
     if found.pairs_never_turning is not None:
-        inside = (
-            "its window" if found.window is not None and found.window < (found.trained_length or math.inf) else "it"
-        )
-        unknown = found.scaling is not None and found.scaling_is_trained is None and inside == "it"
-        within = f"{found.trained_length:,} tokens" if unknown else inside
+        within = "it"
+        if found.window is not None and found.window < (found.trained_length or math.inf):
+            within = "its window"
+        elif found.scaling is not None and found.scaling_is_trained is None:
+            within = f"{found.trained_length:,} tokens"
         status += f"; {found.pairs_never_turning} of {_rotating(found)} pairs never complete a turn within {within}"
     return f"{status}{f'. Source: {found.trained_source}' if found.trained_source else ''}"
 

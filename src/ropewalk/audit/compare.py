@@ -82,11 +82,11 @@ def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Diff
     groups: dict[tuple[Layer, Layer], list[str]] = {}
     for name, one, other in layers:
         groups.setdefault((one, other), []).append(name)
-    rotates = [bool(each.ropes.rotating) for each in (a, b)]
-    if not all(rotates):
+    if not (a.ropes.rotating and b.ropes.rotating):
+        only, still = ("A", "B") if a.ropes.rotating else ("B", "A")
         cure = "If B is a copy of A, one of the configs lost the rotation, or names another class."
-        told = f"they rotate only in {'A' if rotates[0] else 'B'}: no layer of {'B' if rotates[0] else 'A'} rotates."
-        return [_differs("layers", "error", 1, told, cure)] if any(rotates) else []
+        told = f"they rotate only in {only}: no layer of {still} rotates."
+        return [_differs("layers", "error", 1, told, cure)] if a.ropes.rotating or b.ropes.rotating else []
     copies = _are_copies(a, b)
     found = _pairing(a, b, _order_of_rows(a, b)) if copies else []
     for (one, other), names in groups.items():
@@ -114,9 +114,7 @@ def _outside_the_rope(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     """Return differences of the scale of queries, and of axes that only one config states."""
     sides = {side: [*blocks(each.config)] if each.config else [] for side, each in (("A", a), ("B", b))}
     scales = [next(map(query_scale, own), None) for own in sides.values()]
-    lost = {
-        side: next((found for block in own for found in axes_unwritten(block)), None) for side, own in sides.items()
-    }
+    lost = {side: next((each for block in own for each in axes_unwritten(block)), None) for side, own in sides.items()}
     found = []
     if scales[0] != scales[1]:
         shown = [f"1 + {one[0]:g} ln(1 + floor(position / {one[1]:,}))" if one else "1" for one in scales]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -64,9 +65,7 @@ def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tupl
                 seen = True
                 for problem in examine(module, ropes.of(name, module), looked_up):
                     problems.setdefault(problem, []).append(name)
-    found = [_finding(problem, names) for problem, names in problems.items()]
-    if not seen:
-        found.append(_nothing(ropes))
+    found = [_finding(problem, names) for problem, names in problems.items()] if seen else [_nothing(ropes)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     errors = [finding for finding in found if finding.severity == "error"]
     if strict and errors:
@@ -215,17 +214,12 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
     candidates = [chosen[None]] if None in chosen else _ropes_of(None, ropes)
     for name, parts in tables_of(module, looked_up).items() if any(candidates) else ():
         checked = True
-        tries: list[list[Problem]] = [
-            [
-                problem
-                for rows in table_rows(name, parts, rope, [n - 1 for n in farthest(rope)])
-                for problem in compare_table(module, rows, rope, ropes, known.get(None, set()))
-            ]
-            for rope in candidates
-            if rope is not None
-        ]
-        fewest = min(tries, key=len)
-        problems += fewest
+        tries: list[list[Problem]] = []
+        for rope in filter(None, candidates):
+            rows_of = table_rows(name, parts, rope, [n - 1 for n in farthest(rope)])
+            comparisons = (compare_table(module, rows, rope, ropes, known.get(None, set())) for rows in rows_of)
+            tries.append(list(chain.from_iterable(comparisons)))
+        problems += min(tries, key=len)
     for label in (known or {None: set()}) if takes_positions(module) else ():
         rope = chosen.get(label, next(iter(_ropes_of(label, ropes)), None))
         of_call, sines_first = known.get(label, set()), looked_up in tensors_of(module)

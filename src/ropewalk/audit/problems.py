@@ -14,6 +14,7 @@ from ropewalk.attachment.probe import NEAR, Arrangement, TableRows, called_rows,
 from ropewalk.attachment.rotary import fresh
 from ropewalk.audit.causes import cause_of, cause_of_factor, fault_where, grown_length, largest_error
 from ropewalk.audit.findings import Severity
+from ropewalk.errors import describe
 from ropewalk.methods.faults import FACTOR, WIDTH, Hypothesis
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
@@ -47,7 +48,7 @@ def compare_frequencies(
 ) -> Iterator[Problem]:
     """Yield problems of a module's inverse frequencies; `ropes`: all ropes of the model."""
     if not tensor.is_floating_point():
-        text = f"has dtype {_dtype(tensor.dtype)}, expected float32"
+        text = f"has dtype {describe(tensor.dtype)}, expected float32"
         yield Problem("dtype", name, text, layer_type=label)
         return
     if not bool(tensor.isfinite().all()) or not bool(tensor.any()):
@@ -71,7 +72,7 @@ def compare_frequencies(
         at = farthest(rope)[-1] - 1
         yield Problem(
             "dtype", name,
-            f"has dtype {_dtype(tensor.dtype)}, expected float32: the largest relative error of a frequency is "
+            f"has dtype {describe(tensor.dtype)}, expected float32: the largest relative error of a frequency is "
             f"{error:.2g}, so at position {at:,} a pair rotates as if it were {error * at:,.0f} tokens away",
             "Keep the rotary module in float32: load with from_pretrained(dtype=...), without model.to(dtype).", label,
         )  # fmt: skip
@@ -123,11 +124,9 @@ def compare_factor(
         yield _caused("attention-factor", what, text, cause, label, FACTOR)
 
 
-def farthest(rope: RopeConfig) -> tuple[int, ...]:
+def farthest(rope: RopeConfig) -> list[int]:
     """Return the trained length and the config's longest, in tokens."""
-    return tuple(sorted({length for length in (rope.trained_length, rope.max_position_embeddings) if length})) or (
-        8192,
-    )
+    return sorted({length for length in (rope.trained_length, rope.max_position_embeddings) if length}) or [8192]
 
 
 def compare_table(
@@ -146,10 +145,9 @@ def compare_table(
             severity, text = "note", f"{text}; the module extends it for longer sequences"
         yield Problem("short-table", rows.name, text, "Build the table for max_position_embeddings.", None, severity)
     if rows.dtype.itemsize < 4 and rows.cos.shape[-1] == rope.pairs and bool(rows.cos.isfinite().all()):
-        text = f"has dtype {_dtype(rows.dtype)}: cos and sin have a rounding error of up to {rows.eps / 2:.1e}"
-        yield Problem(
-            "dtype", rows.name, text, "Keep the table in float32, and round after the rotation.", None, "warning"
-        )
+        text = f"has dtype {describe(rows.dtype)}: cos and sin have a rounding error of up to {rows.eps / 2:.1e}"
+        cure = "Keep the table in float32, and round after the rotation."
+        yield Problem("dtype", rows.name, text, cure, None, "warning")
     lengths: list[int] = [1]
     if rope.needs_seq_len:
         known_ones = [rows.seq_len] if rows.seq_len else [1, count, longest, rope.scaled_length]
@@ -241,8 +239,7 @@ def compare_rows(
         return
     wrong = bool(known & {"frequencies", "width", "dtype"})
     if rows.cos.shape[-1] != rope.pairs:
-        if not wrong:
-            yield _width(rows.name, rows.cos.shape[-1], rope, ropes, label)
+        yield from () if wrong else [_width(rows.name, rows.cos.shape[-1], rope, ropes, label)]
         return
     if "attention-factor" not in known:
         yield from compare_factor(rows.name, factor, rope, ropes, label, seq_len, rows.eps)
@@ -268,7 +265,3 @@ def compare_stated_pairing(module: nn.Module, rope: RopeConfig) -> Iterator[Prob
         if isinstance(stated, bool) and stated != expected:
             cure = "Pair features (0, 1), (2, 3), ... if the rope is interleaved, else (i, i + rotary_dim / 2)."
             yield Problem("pairing", name, f"is {stated}, expected {expected}", cure)
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
