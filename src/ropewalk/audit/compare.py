@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor
 
-from ropewalk.atomic_io import read_json
 from ropewalk.audit.causes import cause_of, cause_of_factor
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
@@ -31,7 +29,6 @@ _COPY = "If A is right, copy its settings into B."
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 _DRAFTER = "A drafter has its own width, but its theta, scaling and length must fit its target's."
 _FIT = f"Their sizes differ, so neither is a copy. {_DRAFTER}"
-_OWN: dict[str, Severity] = {"width": "note"}  # what a model that is no copy has of its own
 Layer = tuple[RopeConfig | None, int | None]  # a layer's rope, and its window in tokens
 
 
@@ -45,15 +42,6 @@ class Difference(Finding):
     """
 
     tokens: int | None = None
-
-
-def open_base(source: str, *, rotates: bool = True) -> Checkpoint:
-    """Return the checkpoint of a source, or of a peft adapter's base model; `rotates` as for `Checkpoint.open`."""
-    adapter = Path(source) / "adapter_config.json"
-    if not adapter.is_file() or (Path(source) / "config.json").exists():
-        return Checkpoint.open(source, rotates=rotates)
-    found = Checkpoint.open(str(read_json(adapter).get("base_model_name_or_path")), rotates=rotates)
-    return replace(found, name=f"{Path(source).resolve().name}, an adapter of {found.name}")
 
 
 def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Difference]:
@@ -93,8 +81,8 @@ def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Diff
         where = None if len(groups) == 1 else ", ".join(names).replace(", layer ", ", ")
         found += [replace(each, layer_type=where) for each in _compare_layer(one, other)]
     found += _outside_the_rope(a, b)
-    if not copies:
-        found = [replace(each, cure=_FIT, severity=_OWN.get(each.code, each.severity)) for each in found]
+    if not copies:  # a model that is no copy has a width of its own
+        found = [replace(each, cure=_FIT, severity="note" if each.code == "width" else each.severity) for each in found]
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), each.tokens or math.inf))
 
 
