@@ -76,10 +76,10 @@ def changed(config: dict[str, Any], scaling: dict[str, Any] | None = None, **cha
     return new
 
 
-def codes(config: dict[str, Any], target: int = 32_768, *, known: bool = False) -> list[str]:
+def codes(config: dict[str, Any], *, known: bool = False) -> list[str]:
     """The codes that fire; `known` hands the RopeConfigs over as well."""
     ropes = ModelRopes.from_hf(config) if known else None
-    return [finding.code for finding in lint(config, ropes=ropes, target=target)]
+    return [finding.code for finding in lint(config, ropes=ropes)]
 
 
 MEDIUM35 = changed(
@@ -243,7 +243,7 @@ def test_a_text_config_is_followed() -> None:
 
 def test_a_clean_config_is_clean() -> None:
     """Llama 3 as it was released has no finding."""
-    assert codes(PLAIN, 8192, known=True) == []
+    assert codes(PLAIN, known=True) == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -263,7 +263,7 @@ def test_a_followed_cure_ends_its_finding(
 ) -> None:
     """And leaves the rope that it promises: that of transformers' class before, or of the model as trained."""
     ropes = ModelRopes.from_hf(cured)
-    assert code not in [finding.code for finding in lint(cured, ropes=ropes, target=2048)]
+    assert code not in [finding.code for finding in lint(cured, ropes=ropes)]
     rotating = ropes.rotating
     full = rotating.get("full_attention") or next(iter(rotating.values()))
     wanted = next(iter(ModelRopes.from_hf(config if expected is None else expected).rotating.values()))
@@ -339,4 +339,4 @@ def test_the_block_of_step_3_5_is_for_full_layers() -> None:
         assert {key: read[key] for key in ("rope_type", "rope_theta")} == {
             key: own[label][key] for key in ("rope_type", "rope_theta")
         }
-    assert codes(STEP35, 2048, known=True) == []
+    assert codes(STEP35, known=True) == []

@@ -354,18 +354,8 @@ TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
 )  # fmt: skip
 
 
-def lint(
-    config: Mapping[str, Any],
-    *,
-    ropes: ModelRopes | None = None,
-    target: int = 32_768,
-) -> list[Finding]:
-    """Return the known traps in a Hugging Face config, most severe first.
-
-    **Arguments:**
-    - `config`: the raw dict of a config.json, or of a nested `text_config`.
-    - `ropes`: of the model, if known; traps about frequencies need them.
-    - `target`: the required length in tokens.
+def lint(config: Mapping[str, Any], *, ropes: ModelRopes | None = None) -> list[Finding]:
+    """Return the known traps in a config.json, most severe first; those about frequencies need `ropes` of the model.
 
     >>> [finding.code for finding in lint({"rope_theta": None})]
     ['theta-null']
@@ -377,7 +367,7 @@ def lint(
         if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
             label = "full_attention" if "full_attention" in known else next(iter(known), None)
         layers = ropes.layers_of(label) if ropes and label in known else Layers()
-        ready = dataclasses.replace(block, rope=known.get(label), layers=layers, target=target)
+        ready = dataclasses.replace(block, rope=known.get(label), layers=layers)
         findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -77,7 +77,7 @@ def inspect(
     if other is None:
         audits = audits_of(models[0], trained_length=trained_length, target=target)
         rows = answer(audits, served_words(models[0], done))
-        findings = findings_of(models[0], audits[0].target)
+        findings = findings_of(models[0])
         if done is not None:
             findings = [*done.findings, *(one for one in findings if one.severity != "note")]
             name, none = f"{name} by {done.command.engine}", "Every setting of the rope has its effect."
