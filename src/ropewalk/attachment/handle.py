@@ -272,26 +272,26 @@ class Attachment:
             hook = OwnTables(of_layer, self._length, self._layouts.tables_of(of_layer))
             self._undo_layers.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True).remove)
         for layer in replaced:
-            rope, own, config = positions.ropes[layer], self.own.ropes[layer], layers[layer].config
+            rope, own, rotated = positions.ropes[layer], self.own.ropes[layer], self._slice or Slice(False, False)
+            if rope is not None and own is not None and rope.interleaved != own.interleaved:  # a pairing not its own
+                rotated = Slice(rotated.trailing, not rotated.interleaved)
             state = LayerAttention(
-                plan.extensions.get(layer), rope, self.own.sliding_windows[layer], config,
-                self._slice or Slice(False, False), self._length, self._layouts, self.kernels,
-                repaired=rope is not None and own is not None and rope.interleaved != own.interleaved,
+                plan.extensions.get(layer), rope, self.own.sliding_windows[layer], layers[layer].config, rotated,
+                self._length, self._layouts, self.kernels,
             )  # fmt: skip
             self._undo_layers += [one.restore for one in replace_attention(layers[layer], state)]
             self._states.append(state)
 
     def _replace_forwards(self) -> None:
         """Replace the forwards of the rotary modules, and mark the modules so that no other handle replaces them."""
-        replaced = []
         for module in self._modules:
-            self._forwards.append(TablesForward(self._length, self._layouts.forget))
-            replaced += [Replaced(module, _MARK, self), replace_forward(module, self._forwards[-1])]
+            forward = TablesForward(self._length, self._layouts.forget)
+            self._forwards.append(forward)
+            self._undo += [Replaced(module, _MARK, self).restore, replace_forward(module, forward).restore]
         whole = need("transformers", extra="transformers").PreTrainedModel
         for module in self.model.modules():  # not peft's wrapper, which writes adapters and no config of the model
             if isinstance(module, whole) and text_config_of(module) is self._config:
-                replaced.append(Replaced(module, "save_pretrained", SavePretrained(module)))
-        self._undo += [one.restore for one in replaced]
+                self._undo.append(Replaced(module, "save_pretrained", SavePretrained(module)).restore)
 
     def _matching_slice(self, positions: ModelRopes) -> Slice:
         """Return the rotated features of a head: under a neutral extension the model must agree with itself."""

@@ -76,10 +76,7 @@ def possible_slices(own: ModelRopes) -> list[Slice]:
 
 @dataclass(eq=False)
 class LayerAttention:
-    """The state and the function of one attached attention layer.
-
-    `window`: of visible tokens, or None. `repaired`: whether the pairing of features differs from the model's own rope.
-    """
+    """The state and the function of one attached attention layer; `window`: of visible tokens, or None."""
 
     extension: Extension | None
     rope: RopeConfig | None
@@ -89,7 +86,6 @@ class LayerAttention:
     seq_len: SeqLen
     layouts: CallLayouts
     kernels: bool = False
-    repaired: bool = False
     calls: int = 0
     _rotary: RotaryEmbedding | None = field(default=None, repr=False)
 
@@ -192,7 +188,7 @@ class LayerAttention:
             return self._rotary
         assert self.rope is not None
         axes = self.rope.axes if self.rope.axes_restart else None  # plain text is at one position on every axis
-        features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved != self.repaired
+        features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved
         rope = replace(self.rope, head_dim=width, rotary_dim=features, interleaved=interleaved, axes=axes)
         rotary = RotaryEmbedding(rope)
         if not torch.compiler.is_compiling():

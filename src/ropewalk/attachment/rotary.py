@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ropewalk.attachment.probe import is_named_rotary
+from ropewalk.attachment.probe import is_named_rotary, tensors_of
 from ropewalk.attachment.tables import LayerTables, TablesForward, layer_types_of, learned_format
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
@@ -51,7 +51,7 @@ def positions_of(model: nn.Module, config: Any) -> ModelRopes:
     family = family_named(config.model_type)
     learned, alpha = None if family is None else family.module.learned, None
     if learned is not None:
-        tensors = (tensor_of(one, learned) for one in model.modules() if belongs_to(one, config.model_type))
+        tensors = (tensors_of(one).get(learned) for one in model.modules() if belongs_to(one, config.model_type))
         alpha = next((tensor for tensor in tensors if tensor is not None), None)
     found = ModelRopes.from_hf(config, alpha=alpha)
     live = _live_windows(model, config.model_type)
@@ -61,12 +61,6 @@ def positions_of(model: nn.Module, config: Any) -> ModelRopes:
         for layer, (label, window) in enumerate(zip(found.labels, found.sliding_windows, strict=True))
     )
     return replace(found, sliding_windows=tuple(windows))
-
-
-def tensor_of(module: nn.Module, name: str) -> Tensor | None:
-    """Return a buffer or a parameter by its name, without a gradient; None if the module has neither."""
-    found = module._buffers.get(name, module._parameters.get(name))
-    return None if found is None else found.detach()
 
 
 def belongs_to(module: nn.Module, model_type: str) -> bool:
@@ -136,9 +130,9 @@ def fresh(module: nn.Module) -> nn.Module:
         made: nn.Module = make(module.config)
     family = family_named(getattr(module.config, "model_type", ""))
     if family is not None and family.module.learned is not None:
-        learned, own = (tensor_of(each, family.module.learned) for each in (module, made))
+        learned, own = (tensors_of(each).get(family.module.learned) for each in (module, made))
         if learned is not None and own is not None:
-            own.copy_(learned)
+            own.detach().copy_(learned.detach())
     return made
 
 
