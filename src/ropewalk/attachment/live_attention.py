@@ -218,11 +218,12 @@ def check_module(module: nn.Module, config: Any, *, remaps: bool = False) -> Non
             facts={"attn_implementation": implementation},
             cure=f"C{switch[1:]}",
         )
-    depends = _depends_on_name(type(module))
+    kind: Any = type(module)
+    depends = _depends_on_name(kind)
     if depends or "flash" in str(implementation):
         raise RopeError(
             "attach: this attention depends on the name of its function, which attaching changes.",
-            facts={"layer": type(module).__name__, "attn_implementation": implementation},
+            facts={"layer": kind.__name__, "attn_implementation": implementation},
             cure=f"Choose a method that scales frequencies, without `kernels`{'.' if depends else f', or {switch}'}",
         )
 

@@ -210,7 +210,8 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
             compare = Comparison(module, rope, ropes, known=known.get(None, set())).table
             rows = table_rows(name, parts, rope, [n - 1 for n in farthest(rope)])
             tries.append([problem for one in rows for problem in compare(one)])
-        problems += min(tries, key=len)
+        fewest = min(tries, key=len)
+        problems += fewest
     for label in (known or {None: set()}) if takes_positions(module) else ():
         rope = chosen.get(label, next(iter(_ropes_of(label, ropes)), None))
         if rope is None:
