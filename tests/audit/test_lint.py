@@ -306,13 +306,6 @@ def test_settings_outside_the_text_config() -> None:
     assert "block-outside-text" in codes({**QWEN35, "rope_theta": 5e5}, known=True)  # a theta, too
 
 
-def test_what_engines_serve_of_a_block() -> None:
-    """Qwen3.8's card form: vLLM 0.32.0 multiplies no length for yarn (config/model.py, lines 2585 to 2616)."""
-    (found,) = [f for f in lint(qwen35(WRITTEN)) if f.code == "factor-vs-lengths"]
-    assert "max_position_embeddings, 262,144 tokens" in found.message
-    assert '"max_position_embeddings": 1048576' in found.cure
-
-
 def test_axes_that_only_the_class_knows() -> None:
     """transformers fills in what vLLM 0.32.0 looks for in the block (rotary_embedding/__init__.py, line 259)."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding as Own
