@@ -164,6 +164,17 @@ def test_compiled_without_graph_break(method, layers):
         assert (compiled(IDS).logits - outputs_of(llama, IDS)).abs().max() <= 1e-5
 
 
+@pytest.mark.traced
+@torch.no_grad()
+def test_compiled_with_the_length_of_each_call():
+    """Dynamic NTK breaks the graph to read a call's length, and gives the numbers of eager mode."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model, ids = small_model("llama", num_hidden_layers=1, rope_parameters=rope), IDS.repeat(1, 4)
+    with rw.attach(model):
+        compiled = torch.compile(model, backend="eager")
+        assert (compiled(ids).logits - outputs_of(model, ids)).abs().max() <= 1e-5
+
+
 def test_positions_of_any_kind(llama):
     """`set_positions` puts other ropes into a live model, and refuses what its modules cannot say, unchanged."""
     with rw.attach(llama) as handle:

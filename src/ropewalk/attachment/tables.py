@@ -112,14 +112,11 @@ class SeqLen:
 
     fixed: int | None = None
 
-    def of(self, rope: RopeConfig, position_ids: Tensor) -> int | Tensor | None:
-        """Return the length for these positions, or None if the rope needs none; a compiler may get a tensor."""
+    def of(self, rope: RopeConfig, position_ids: Tensor) -> int | None:
+        """Return the length for these positions, or None if the rope needs none; a compiler breaks its graph here."""
         if not rope.needs_seq_len:
             return None
-        if self.fixed is not None:
-            return self.fixed
-        longest = position_ids.max() + 1
-        return longest if torch.compiler.is_compiling() else int(longest)
+        return int(position_ids.max()) + 1 if self.fixed is None else self.fixed
 
 
 @dataclass(frozen=True)
