@@ -64,7 +64,7 @@ class Rule:
         control = [list(one["control"].values()) for one in self.readings["plain"]]
         self.control = np.concatenate([np.array(one, dtype=int).reshape(-1, 4) for one in control])
         self.found, self.asked = int((self.control == np.arange(4)).sum()), self.control.size
-        self.names = [name for name in self.readings if METHODS[name].extends and not METHODS[name].forgets]
+        self.names = [name for name in self.readings if METHODS[name].extends]
         self.many = max(1, len(self.names))
         self.half, self.length = cache(self._half), cache(self._length)
         self.distances = np.array([self.target - start for one in self.windows for start, _ in one["spans"]])

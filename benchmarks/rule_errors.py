@@ -33,7 +33,7 @@ from ropewalk.diagnosis.plan import Design
 from ropewalk.methods import METHODS
 
 SIZE, KNOWS = 12, 0.7  # tokens of a fact, and of a question; the knowledge of near facts
-MANY = [name for name, one in METHODS.items() if one.extends and not one.forgets]
+MANY = [name for name, one in METHODS.items() if one.extends]
 
 
 @dataclass(frozen=True)

@@ -496,7 +496,7 @@ def methods() -> str:
             memory = sum(cost[kind] for kind in MEMORY) / sum(plain[kind] for kind in MEMORY)
             cells = [f"{cost['decode']['ratio']:.2f}", f"{cost['prefill']['ratio']:.2f}", f"{memory:.2f}"]
         source = f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
-        title = f"[`{name}`](#{name})" + (f" {FORGETS}" if method.forgets else "")
+        title = f"[`{name}`](#{name})" + (f" {FORGETS}" if method.crops else "")
         rows.append([title, method.changes, method.config or "none", *served(name), *cells, source])
     heads = ["method", "effect", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
              "arXiv"]  # fmt: skip

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
+from ropewalk.attachment.config_keys import fields_under
 from ropewalk.attachment.tables import LayerTables
-from ropewalk.methods import METHODS
+from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faulty_rules import ScaledLogits
+from ropewalk.rope.model_ropes import ModelRopes
 from tests.attachment.families import outputs_of, quantized, small_model
+from tests.parity import causal
 
 IDS = torch.randint(3, 64, (1, 200), generator=torch.Generator().manual_seed(1))
 SAID = [name for name, record in METHODS.items() if record.config is not None and not record.crops]
@@ -162,6 +166,19 @@ def test_a_saved_model_is_the_attached_one(tmp_path, name, method):
     if method is not None and METHODS[method].extends:
         assert (own - expected).abs().max() > 0.1
     assert "save_pretrained" not in vars(model)
+
+
+@pytest.mark.thorough
+def test_a_class_takes_the_keys_of_a_method():
+    """transformers builds the config that any method writes into config.json, of every causal family."""
+    for name in causal.causal_families():
+        config = causal.small_model(name).config.get_text_config(decoder=True)
+        with suppress(rw.RopeError):
+            own = ModelRopes.from_hf(config)
+            for method in METHODS:
+                found = fields_under(config.to_dict(), own, method, Reach(64, 256))
+                if isinstance(found, dict):
+                    type(config)(**{**config.to_dict(), **found})
 
 
 def test_an_unknown_family_is_refused_with_its_class_and_file():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.audit.compare import Difference, compare, open_base
+from ropewalk.audit.compare import Difference, compare
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
@@ -208,20 +208,6 @@ def test_rows_that_were_permuted_for_nothing(tmp_path: Path) -> None:
     assert "were permuted for pairs (0,1), (2,3)" in found[0].message
 
 
-def test_an_adapter_has_the_rope_of_its_base(tmp_path: Path) -> None:
-    """For the folder of an adapter, the base model that it names is compared."""
-    (tmp_path / "base").mkdir()
-    (tmp_path / "adapter").mkdir()
-    base = opened(tmp_path / "base", fixture("llama_2_7b"), "config.json")
-    adapter = tmp_path / "adapter" / "adapter_config.json"
-    adapter.write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
-    found = open_base(str(tmp_path / "adapter"))
-    assert (found.name, compare(found, base)) == ("adapter, an adapter of base", [])
-    adapter.write_text("{}")
-    with pytest.raises(RopeError, match="no such file or folder"):
-        open_base(str(tmp_path / "adapter"))
-
-
 QWEN35 = fixture("qwen3_5_9b")
 
 
@@ -229,7 +215,7 @@ def test_a_model_without_rotation_is_compared(tmp_path: Path) -> None:
     """Granite 4 without positions (its class's default) against the same with rope, and Nemotron-H against itself."""
     granite = {"model_type": "granitemoehybrid", "hidden_size": 64, "num_attention_heads": 1}
     (tmp_path / "a.json").write_text(json.dumps(granite))
-    still = open_base(str(tmp_path / "a.json"), rotates=False)
+    still = Checkpoint.open(tmp_path / "a.json", rotates=False)
     turning = opened(tmp_path, {**granite, "position_embedding_type": "rope"})
     for pair, which in (((still, turning), "A"), ((turning, still), "B")):
         (found,) = compare(*pair)
@@ -240,7 +226,7 @@ def test_a_model_without_rotation_is_compared(tmp_path: Path) -> None:
         )
     assert compare(still, still) == []
     with pytest.raises(RopeError, match="has no rotation"):
-        open_base(str(tmp_path / "a.json"))
+        Checkpoint.open(tmp_path / "a.json")
 
 
 def test_a_drafter_has_its_own_width(tmp_path: Path) -> None:

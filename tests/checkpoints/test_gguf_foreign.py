@@ -111,7 +111,7 @@ def test_phi_as_llama_cpp_writes_it(name: str, tmp_path: Path) -> None:
     for length in (14, 40):
         window = ids[:length]
         assert abs(reader.window_losses(window) - losses_of(model, window)).max() < CLOSE
-    assert [one for one in findings_of(Checkpoint.open(path), 64) if one.severity != "note"] == []
+    assert [one for one in findings_of(Checkpoint.open(path)) if one.severity != "note"] == []
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}

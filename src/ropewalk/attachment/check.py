@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class ShortForward(NamedTuple):
     dtype: torch.dtype
 
 
-def short_forward(model: nn.Module, config: Any, rotary: Sequence[nn.Module]) -> ShortForward:
+def short_forward(model: nn.Module, config: Any, rotary: Iterable[nn.Module]) -> ShortForward:
     """Run the model on a few tokens and return its logits, or the hidden states of a model without a head.
 
     The forward runs in eval mode, without gradients and without a cache; the model's modes and torch's random state do
@@ -128,7 +128,7 @@ def _device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def _dtypes_seen(rotary: Sequence[nn.Module]) -> Iterator[list[torch.dtype]]:
+def _dtypes_seen(rotary: Iterable[nn.Module]) -> Iterator[list[torch.dtype]]:
     """Collect the dtypes of the hidden states passed to rotary modules inside the block."""
     seen: list[torch.dtype] = []
 

@@ -6,8 +6,7 @@ the numbers at the same lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropewalk.errors import RopeError
@@ -28,6 +27,11 @@ from ropewalk.rope.rope_parameters import has_blocks
 from ropewalk.rope.values import TRAINED_KEY
 
 _KEPT = ("partial_rotary_factor",)
+_REFUSED = {  # rules at which a class of transformers 5.23 fails; PhiMoE needs longrope's mscales
+    **dict.fromkeys(("phi3", "phi4_multimodal"), ("linear", "dynamic", "yarn", "llama3", "proportional")),
+    "recurrent_gemma": ("yarn", "llama3"),
+    "dots3_note_text": ("longrope",),
+}
 
 
 def fields_under(
@@ -41,13 +45,12 @@ def fields_under(
 ) -> dict[str, Any] | str:
     """Return the config's keys under a method, or the reason why there are none; arguments as for `rope_fields`.
 
-    `read_back`: whether the keys must give the ropes in transformers; False for a .gguf file.
-
     `as-is`, and `plain` of an unscaled model, keep the model's own numbers.
     """
     record = method_named(method)
     if not record.extends and (record.keeps_own or all(rope.as_trained() == rope for rope in own.present_ropes)):
-        blocks = {str(label): _block(rope) for label, rope in zip(own.labels, own.ropes, strict=True) if rope}
+        pairs = zip(own.labels, own.ropes, strict=True)
+        blocks = {str(label): _block(rope) or {"rope_type": "default"} for label, rope in pairs if rope}
         main, stated = main_rope(own.ropes), fields.get("rope_parameters") or {}
         if main is None:
             return "the model has no rope"
@@ -59,27 +62,19 @@ def fields_under(
         }
     try:
         changed = record.positions(own, reach)
-        accepts = _accepted if read_back else None
-        return rope_fields(fields, own, changed, method=record, target=reach.target, length=length, accepts=accepts)
+        return rope_fields(fields, own, changed, method=record, target=reach.target, length=length, read_back=read_back)
     except RopeError as error:
         if record.extends and not reach.extends:
             raise
         return error.reason
 
 
-def _accepted(fields: Mapping[str, Any]) -> bool:
-    """Return whether the class takes such a block: `validate_rope` of transformers 5.23's Phi-3 and Phi-MoE."""
-    kind, block = fields.get("model_type"), fields["rope_parameters"]
-    if kind in ("phi3", "phi4_multimodal"):
-        return block["rope_type"] in ("default", "longrope")
-    return kind != "phimoe" or block["rope_type"] != "longrope" or "short_mscale" in block
-
-
-def _block(rope: RopeConfig) -> dict[str, Any]:
-    """Return the block of a rope, or of no rule if transformers has none for its frequencies."""
-    with suppress(RopeError):
+def _block(rope: RopeConfig) -> dict[str, Any] | None:
+    """Return the block of a rope; None if transformers has no rule for its frequencies."""
+    try:
         return rope.to_hf()
-    return {"rope_type": "default"}
+    except RopeError:
+        return None
 
 
 def attention_keys(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,16 +91,15 @@ def rope_fields(
     method: Method | None,
     target: int | None,
     length: int | None = None,
-    accepts: Callable[[Mapping[str, Any]], bool] | None = lambda fields: True,
+    read_back: bool = True,
 ) -> dict[str, Any] | str:
     """Return the config's keys for these positions, or the reason why there are none, as a clause.
 
     **Arguments:**
     - `fields`: of the decoder's config. `own`: the current positions of `fields`.
     - `method`, `target`: the method that made the positions, and its length in tokens. `length`: stated instead.
-    - `accepts`: whether the config's class takes such fields. None: they are not read back.
-
-    The keys, read back as this family's, give the same frequencies at lengths below, at and above the trained length.
+    - `read_back`: whether the keys, read as this family's, must give the same frequencies at lengths below, at and
+      above the trained length; False for a .gguf file.
     """
     if method is not None and method.config is None:
         return method.not_in_config
@@ -114,9 +108,10 @@ def rope_fields(
     no_effect = why_no_effect(own, positions, target) if method is not None and method.extends and target else None
     if no_effect is not None:
         return no_effect
-    wanted = _ropes_of_names(own.labels, own.ropes, positions.ropes)
-    if wanted is None:
-        return "layers of one type have different ropes"
+    wanted: dict[str | None, RopeConfig | None] = {}
+    for name, before_it, after in zip(own.labels, own.ropes, positions.ropes, strict=True):
+        if before_it is not None and wanted.setdefault(name, after) != after:
+            return "layers of one type have different ropes"
     stated = fields.get("rope_parameters")
     if not isinstance(stated, Mapping):
         return "its class has no block of rope parameters"
@@ -127,11 +122,11 @@ def rope_fields(
     if len(ropes) < len(wanted):
         return "a config of this family cannot describe a model without a rope"
     trained = trained_length_of(own)
-    longest = target or 2 * (trained or 2048)
-    lengths = compared_lengths(trained or 2048, longest)
+    lengths = compared_lengths(trained or 2048, target or 2 * (trained or 2048))
     maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
     # named rules first, then divisors: Phi-3's class takes no other rule, and requires the fraction, also if it is 1.0
-    named = {label: _named(rope) for label, rope in ropes.items()}
+    named = {label: _block(rope) for label, rope in ropes.items()}
+    named = {label: block if block and block["rope_type"] != "longrope" else None for label, block in named.items()}
     divided = {
         label: named[label] if rope.scaling is None else longrope_block(rope, trained or 0, target or trained or 0)
         for label, rope in ropes.items()
@@ -147,39 +142,21 @@ def rope_fields(
             written: dict[str, Any] = {**stated, **whole} if nested else next(iter(whole.values()))
             at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and key in fields}
             found = {"rope_parameters": written, "max_position_embeddings": stated_length, **at_the_top}
-            changed = {**fields, **found}
-            if accepts is None or (accepts(changed) and _describes(changed, wanted, lengths)):
+            if not read_back or _describes({**fields, **found}, wanted, lengths):
                 return found
     return "loading such a config of this family gives different ropes"
-
-
-def _ropes_of_names(
-    names: Sequence[str | None], own: Sequence[RopeConfig | None], ropes: Sequence[RopeConfig | None]
-) -> dict[str | None, RopeConfig | None] | None:
-    """Return the rope of each block, or None if layers of one block have different ropes.
-
-    - `names`: of each layer's block. `own`: each layer's previous rope; a layer without one belongs to no block.
-    """
-    blocks: dict[str | None, RopeConfig | None] = {}
-    for name, before, rope in zip(names, own, ropes, strict=True):
-        if before is not None and blocks.setdefault(name, rope) != rope:
-            return None
-    return blocks
-
-
-def _named(rope: RopeConfig) -> dict[str, Any] | None:
-    """Return the block of a rope; None if transformers has no name for its rule (`longrope_block` is complete)."""
-    try:
-        block = rope.to_hf()
-    except RopeError:
-        return None
-    return None if block["rope_type"] == "longrope" else block
 
 
 def _describes(
     fields: Mapping[str, Any], wanted: Mapping[str | None, RopeConfig | None], lengths: Sequence[int]
 ) -> bool:
-    """Return whether a config describes these ropes, by their numbers."""
+    """Return whether the config's class takes it, and it describes these ropes, by their numbers."""
+    kind, stated = str(fields.get("model_type")), fields["rope_parameters"]
+    for block in stated.values() if has_blocks(stated) else [stated]:
+        if block["rope_type"] in _REFUSED.get(kind, ()):
+            return False
+        if kind == "phimoe" and block["rope_type"] == "longrope" and "short_mscale" not in block:
+            return False
     try:
         ropes = ModelRopes.from_hf(fields).by_type
     except RopeError:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from ropewalk.attachment.check import ShortForward, check_agreement, has_weights, short_forward, typical_difference
 from ropewalk.attachment.config_keys import rope_fields
-from ropewalk.attachment.layers import positions_of, text_config_of
 from ropewalk.attachment.live_attention import (
     WITH_MASKS,
     CallLayouts,
@@ -28,11 +26,14 @@ from ropewalk.attachment.live_attention import (
 )
 from ropewalk.attachment.rotary import (
     Replaced,
-    RotaryModule,
-    fresh_modules,
+    Tables,
+    fresh,
     plan_layers,
+    positions_of,
     replace_forward,
     rotary_modules,
+    text_config_of,
+    was_cast,
 )
 from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
 from ropewalk.errors import RopeError, check_kind, library_errors
@@ -56,17 +57,14 @@ class SavePretrained:
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Save as the model's class does, with the method in config.json: its rope, or its name for `attach`.
 
-        After `detach`, a shallow copy of the model keeps this function, which then saves as the class does.
-
-        **Raises:** `RopeError` for positions of `set_positions` that config.json cannot express.
-        **Warns:** for a method that config.json cannot express.
+        **Raises:** `RopeError` for positions of `set_positions` that config.json cannot express, and warns for such a
+        method.
         """
         handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
-        if handle is None:
+        if handle is None:  # after `detach` a shallow copy of the model keeps this function
             return save(self.model, *args, **options)
         config, fields = handle._config, _written_fields(handle)
-        before = {name: getattr(config, name) for name in fields if name != STATED}
-        loaded = {name: value for name, value in vars(config).items() if name == STATED}
+        before = {name: getattr(config, name) for name in (*fields, STATED) if hasattr(config, name)}
         vars(config).pop(STATED, None)
         try:
             for name, value in fields.items():
@@ -77,7 +75,7 @@ class SavePretrained:
                 return save(self.model, *args, **options)
         finally:
             vars(config).pop(STATED, None)
-            for name, value in (before | loaded).items():
+            for name, value in before.items():
                 setattr(config, name, value)
 
 
@@ -105,14 +103,6 @@ class Attachment:
       device and nothing was compared.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as in transformers; with a method its target.
-
-    >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
-    ...                                      num_attention_heads=2))
-    >>> handle = attach(model, "dca", target=8192)
-    >>> print(handle)  # doctest: +ELLIPSIS
-    <Attachment of LlamaForCausalLM: dca to 8,192 tokens, differs by ...>
-    >>> handle.detach()
     """
 
     model: nn.Module
@@ -122,7 +112,7 @@ class Attachment:
     target: int | None = None
     kernels: bool = False
     difference: float | None = None
-    _modules: tuple[RotaryModule, ...] = ()
+    _modules: Mapping[nn.Module, Tables] = field(default_factory=dict)
     _config: Any = None
     _length: SeqLen = field(default_factory=SeqLen)
     _layouts: CallLayouts = field(default_factory=CallLayouts)
@@ -131,10 +121,9 @@ class Attachment:
     _noise: float | None = None
     _stated: tuple[ModelRopes, dict[str, Any]] | None = None
     _forwards: list[TablesForward] = field(default_factory=list)
-    _kept: list[Replaced] = field(default_factory=list)
-    _replaced: list[Replaced] = field(default_factory=list)
-    _hooks: list[RemovableHandle] = field(default_factory=list)
     _states: list[LayerAttention] = field(default_factory=list)
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _undo_layers: list[Callable[[], None]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """Return one line: the model's class, and what is attached."""
@@ -154,7 +143,7 @@ class Attachment:
     @property
     def attached(self) -> bool:
         """Return whether the model is attached; False after `detach`."""
-        return bool(self._kept)
+        return bool(self._undo)
 
     @property
     def trained_length(self) -> int | None:
@@ -163,7 +152,6 @@ class Attachment:
 
     @property
     def seq_len(self) -> int | None:
-        """Return the length in tokens for frequencies that depend on it; None: that of each call."""
         return self._length.fixed
 
     @seq_len.setter
@@ -191,13 +179,18 @@ class Attachment:
         """
         if not self.attached:
             _check_free(self.model)
-        if self._slice is None and any(extension and extension.remaps for extension in positions.extensions):
+        if any(positions.extensions) and not self._called and not has_weights(self.model):
+            raise RopeError(
+                "attach: a method in attention needs a short forward, but the weights are on the meta device.",
+                facts={"model": type(self.model).__name__},
+                cure="Attach after the weights are loaded, for example after accelerator.prepare(...).",
+            )
+        if self._slice is None and positions.remaps:
             self._slice = self._matching_slice(positions)
         before = self.positions
         try:
             self._install(positions)
             if any(positions.extensions) and not self._called:
-                self._check_weights()
                 self._short_forward()
                 self._check_called()
         except BaseException:
@@ -213,25 +206,15 @@ class Attachment:
 
         **Raises:** `RopeError` if config.json cannot express them.
         """
-        method, config = self.method, self._config
+        method = self.method
         if self.positions == self.own and (method is None or not method.extends):
             return {}
-
-        def accepts(fields: Mapping[str, Any]) -> bool:  # Phi-3's class takes only LongRoPE
-            try:
-                type(config)(**fields)
-            except Exception:  # each class raises its own
-                return False
-            return True
-
-        fields = rope_fields(
-            config.to_dict(), self.own, self.positions, method=method, target=self.target, accepts=accepts
-        )
-        if isinstance(fields, dict):
-            return fields
+        found = rope_fields(self._config.to_dict(), self.own, self.positions, method=method, target=self.target)
+        if isinstance(found, dict):
+            return found
         raise RopeError(
             f"save_pretrained: {'these positions' if method is None else f'`{method.name}`'} cannot be written into a "
-            f"config.json: {fields}.",
+            f"config.json: {found}.",
             facts={"nearest that can be": "plain" if method is None else method.nearest},
             cure="Detach the model first; attaching did not change its weights.",
         )
@@ -245,54 +228,75 @@ class Attachment:
     def detach(self) -> None:
         """Restore the model's own rotation; do nothing if it is not attached."""
         self._clear_layers()
-        while self._kept:
-            self._kept.pop().restore()
+        while self._undo:
+            self._undo.pop()()
         self._forwards.clear()
+
+    def _start(self, positions: ModelRopes) -> None:
+        """Attach the model's own positions, compare its outputs with those before, and set others."""
+        try:
+            if has_weights(self.model):
+                before = self._forward_before()
+                self.difference = check_agreement(before, self._own_forward(), self._rounding_noise)
+            self.set_positions(positions)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _forward_before(self) -> ShortForward:
+        """Run the short forward of the model as it is, except for rotary modules that a cast has rounded."""
+        uncast = [replace_forward(module, fresh(module).forward) for module in self._modules if was_cast(module)]
+        try:
+            facts = {"model": type(self.model).__name__}
+            cure = "Restore the config that the model was built with, and run it on a few tokens first."
+            with library_errors("attach: the model's own forward fails on a few tokens.", facts=facts, cure=cure):
+                return self._short_forward()
+        finally:
+            for one in reversed(uncast):
+                one.restore()
 
     def _install(self, positions: ModelRopes) -> None:
         """Install tables, hooks and attention functions for these positions in the modules."""
-        plan = plan_layers(self._modules, self.own, positions)
+        plan = plan_layers(self._modules.values(), self.own, positions)
         rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
         needed = {*plan.overrides, *(rotating if self.kernels else plan.extensions)}
         layers = attention_layers(self.model, self._config, sorted(needed))
         replaced = sorted(layers) if self.kernels else list(plan.extensions)
         self._clear_layers()
-        if not self._kept:
+        if not self._undo:
             self._replace_forwards()
         self.positions = positions
         for forward, tables in zip(self._forwards, plan.tables, strict=True):
             forward.tables, forward.text_only = tables, plan.text_only
         for layer, of_layer in plan.overrides.items():
             hook = OwnTables(of_layer, self._length, self._layouts.tables_of(of_layer))
-            self._hooks.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True))
+            self._undo_layers.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True).remove)
         for layer in replaced:
-            extension = plan.extensions.get(layer)
-            rope, window = positions.ropes[layer], self.own.sliding_windows[layer]
-            rotated, config = self._slice or Slice(False, False), layers[layer].config
-            own = self.own.ropes[layer]
-            repaired = rope is not None and own is not None and rope.interleaved != own.interleaved
+            rope, own, rotated = positions.ropes[layer], self.own.ropes[layer], self._slice or Slice(False, False)
+            if rope is not None and own is not None and rope.interleaved != own.interleaved:  # a pairing not its own
+                rotated = Slice(rotated.trailing, not rotated.interleaved)
             state = LayerAttention(
-                extension, rope, window, config, rotated, self._length, self._layouts, self.kernels, repaired
-            )
-            self._replaced += replace_attention(layers[layer], state)
+                plan.extensions.get(layer), rope, self.own.sliding_windows[layer], layers[layer].config, rotated,
+                self._length, self._layouts, self.kernels,
+            )  # fmt: skip
+            self._undo_layers += [one.restore for one in replace_attention(layers[layer], state)]
             self._states.append(state)
 
     def _replace_forwards(self) -> None:
         """Replace the forwards of the rotary modules, and mark the modules so that no other handle replaces them."""
-        for rotary in self._modules:
-            self._kept.append(Replaced(rotary.module, _MARK, self))
-            self._forwards.append(TablesForward(self._length, self._layouts.forget))
-            self._kept.append(replace_forward(rotary.module, self._forwards[-1]))
+        for module in self._modules:
+            forward = TablesForward(self._length, self._layouts.forget)
+            self._forwards.append(forward)
+            self._undo += [Replaced(module, _MARK, self).restore, replace_forward(module, forward).restore]
         whole = need("transformers", extra="transformers").PreTrainedModel
         for module in self.model.modules():  # not peft's wrapper, which writes adapters and no config of the model
             if isinstance(module, whole) and text_config_of(module) is self._config:
-                self._kept.append(Replaced(module, "save_pretrained", SavePretrained(module)))
+                self._undo.append(Replaced(module, "save_pretrained", SavePretrained(module)).restore)
 
     def _matching_slice(self, positions: ModelRopes) -> Slice:
         """Return the rotated features of a head: under a neutral extension the model must agree with itself."""
-        self._check_weights()
         before, still = self.positions, neutral(self.own, positions)
-        error: RopeError | None = None
+        errors = []
         try:
             expected = self._own_forward()
             for candidate in possible_slices(self.own):
@@ -302,24 +306,13 @@ class Attachment:
                 self._check_called()
                 try:
                     check_agreement(expected, outputs, self._rounding_noise)
-                except RopeError as disagreement:
-                    error = error or disagreement
-                else:
                     return candidate
+                except RopeError as error:
+                    errors.append(error)
+            raise errors[0]
         finally:
             self._slice = None
             self._install(before)
-        assert error is not None, "there is always one candidate"
-        raise error
-
-    def _check_weights(self) -> None:
-        """Raise `RopeError` if the model cannot run a forward."""
-        if not has_weights(self.model):
-            raise RopeError(
-                "attach: a method in attention needs a short forward, but the weights are on the meta device.",
-                facts={"model": type(self.model).__name__},
-                cure="Attach after the weights are loaded, for example after accelerator.prepare(...).",
-            )
 
     def _check_called(self) -> None:
         """Raise `RopeError` if the last forward did not call the extension of each layer."""
@@ -343,7 +336,7 @@ class Attachment:
     def __reduce__(self) -> Any:
         raise RopeError(
             "attach: an attached model cannot be pickled, because it contains local functions.",
-            facts={"method": None if self.method is None else self.method.name},
+            facts={"method": self.method and self.method.name},
             cure="Call handle.detach() first, or model.save_pretrained(folder); copy.deepcopy(model) makes a copy.",
         )
 
@@ -374,14 +367,12 @@ class Attachment:
         return self._noise
 
     def _short_forward(self) -> ShortForward:
-        return short_forward(self.model, self._config, [rotary.module for rotary in self._modules])
+        return short_forward(self.model, self._config, self._modules)
 
     def _clear_layers(self) -> None:
         """Restore the attention layers."""
-        while self._replaced:
-            self._replaced.pop().restore()
-        while self._hooks:
-            self._hooks.pop().remove()
+        while self._undo_layers:
+            self._undo_layers.pop()()
         self._states.clear()
         self._layouts.forget()
 
@@ -419,6 +410,8 @@ def attach(
     >>> handle = attach(model, "yarn", target=8192)
     >>> handle.ropes[0].scaling.factor
     4.0
+    >>> print(handle)  # doctest: +ELLIPSIS
+    <Attachment of LlamaForCausalLM: yarn to 8,192 tokens, differs by ...>
     >>> handle.detach()
     """
     check_kind("attach", nn.Module, "Load it first: AutoModelForCausalLM.from_pretrained(...).", model=model)
@@ -432,20 +425,27 @@ def attach(
                 cure='Correct or remove the key, or pass a method; "plain" is none.',
             )
         method, target, trained_length = stated["method"], stated["target"], stated["trained_length"]
-    return attach_silently(model, method, target=target, trained_length=trained_length, kernels=kernels)
-
-
-def attach_silently(
-    model: nn.Module,
-    method: str | Method | None = None,
-    *,
-    target: int | None = None,
-    trained_length: int | None = None,
-    kernels: bool = False,
-) -> Attachment:
-    """Attach a model like `attach`, without its warning of a slow dtype."""
-    need("transformers", extra="transformers")
     chosen = method if method is None or isinstance(method, Method) else method_named(method)
+    handle = _described(model, kernels)
+    wanted, length = _under(handle.own, chosen, target, trained_length)
+    handle.method, handle.target = chosen, target
+    handle._start(wanted)
+    handle.seq_len = length
+    if chosen is not None:
+        handle._stated = wanted, {"method": chosen.name, "target": target, "trained_length": trained_length}
+    return handle
+
+
+def attach_silently(model: nn.Module, *, kernels: bool = False) -> Attachment:
+    """Make a model's own rotation exact like `attach`, without its warning of a slow dtype."""
+    handle = _described(model, kernels)
+    handle._start(handle.own)
+    return handle
+
+
+def _described(model: nn.Module, kernels: bool) -> Attachment:
+    """Return a handle with the ropes and the rotary modules of a model, which does not change."""
+    need("transformers", extra="transformers")
     _check_free(model)
     config = text_config_of(model)
     try:
@@ -454,21 +454,7 @@ def attach_silently(
         facts = {**error.facts, "class": type(model).__name__, "file": inspect.getfile(type(model))}
         raise RopeError(error.rule, facts=facts, cure=error.cure) from error
     modules = rotary_modules(model, config, own)
-    handle = Attachment(
-        model=model, own=own, positions=own, method=chosen, target=target, kernels=kernels,
-        _modules=modules, _config=config,
-    )  # fmt: skip
-    wanted, length = _under(own, chosen, target, trained_length)
-    try:
-        handle.difference = _checked(handle)
-        handle.set_positions(wanted)
-    except BaseException:
-        handle.detach()
-        raise
-    handle.seq_len = length
-    if chosen is not None:
-        handle._stated = wanted, {"method": chosen.name, "target": target, "trained_length": trained_length}
-    return handle
+    return Attachment(model=model, own=own, positions=own, kernels=kernels, _modules=modules, _config=config)
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:
@@ -490,33 +476,9 @@ def _check_free(model: nn.Module) -> None:
     if handle is not None:
         raise RopeError(
             "attach: the model is already attached, itself or through a wrapper.",
-            facts={
-                "model": type(model).__name__,
-                "attached": type(handle.model).__name__,
-                "method": None if handle.method is None else handle.method.name,
-            },
+            facts={"attached": type(handle.model).__name__, "method": handle.method and handle.method.name},
             cure="Call detach() of its handle first: ropewalk.attachment.attachment_of(model).detach().",
         )
-
-
-def _checked(handle: Attachment) -> float | None:
-    """Attach the model's own positions and return the largest difference in its outputs; None without weights."""
-    if not has_weights(handle.model):
-        return None
-    fresh = fresh_modules(handle._modules)  # replace modules with tables that a cast has rounded
-    uncast = [
-        replace_forward(rotary.module, fresh[rotary.name].forward) for rotary in handle._modules if rotary.name in fresh
-    ]
-    try:
-        facts = {"model": type(handle.model).__name__}
-        cure = "Restore the config that the model was built with, and run it on a few tokens first."
-        with library_errors("attach: the model's own forward fails on a few tokens.", facts=facts, cure=cure):
-            before = handle._short_forward()
-    finally:
-        for one in reversed(uncast):
-            one.restore()
-    after = handle._own_forward()
-    return check_agreement(before, after, handle._rounding_noise)
 
 
 def _under(

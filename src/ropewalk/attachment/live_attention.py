@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attachment.layers import belongs_to
-from ropewalk.attachment.rotary import Replaced
+from ropewalk.attachment.rotary import Replaced, belongs_to
 from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
@@ -77,10 +76,7 @@ def possible_slices(own: ModelRopes) -> list[Slice]:
 
 @dataclass(eq=False)
 class LayerAttention:
-    """The state and the function of one attached attention layer.
-
-    `window`: of visible tokens, or None. `repaired`: whether the pairing of features differs from the model's own rope.
-    """
+    """The state and the function of one attached attention layer; `window`: of visible tokens, or None."""
 
     extension: Extension | None
     rope: RopeConfig | None
@@ -90,7 +86,6 @@ class LayerAttention:
     seq_len: SeqLen
     layouts: CallLayouts
     kernels: bool = False
-    repaired: bool = False
     calls: int = 0
     _rotary: RotaryEmbedding | None = field(default=None, repr=False)
 
@@ -105,10 +100,10 @@ class LayerAttention:
             q, keys, values = q.to(dtype), keys.to(dtype), values.to(dtype)
         unknown = [name for name, value in options.items() if isinstance(value, Tensor) and name not in _KNOWN]
         if self.extension is not None and self.extension.remaps:
-            if unknown:
+            if unknown or options.get("position_bias") is not None:
                 raise RopeError(
                     "attach: methods in attention do not support some arguments of this attention.",
-                    facts={"layer": type(module).__name__, "options": unknown},
+                    facts={"layer": type(module).__name__, "options": unknown or "position_bias"},
                     cure="Choose a method that scales frequencies.",
                 )
             return self._remapped(self.extension, q, keys, values, mask, options), None
@@ -149,9 +144,7 @@ class LayerAttention:
         request = AttentionRequest(regions, values, float(scaling), *rules)
         return kernel.attend(request).transpose(1, 2).contiguous()
 
-    def _scaled(
-        self, extension: Extension, q: Tensor, keys: Tensor, mask: Tensor | None, options: dict[str, Any]
-    ) -> Tensor:
+    def _scaled(self, extension: Extension, q: Tensor, keys: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
         """Multiply queries by the factor of the logits; windowed layers take positions from the call, not the mask."""
         if self.window is not None:
             index = options["position_ids"].clamp(min=0)
@@ -164,17 +157,9 @@ class LayerAttention:
         return (q * by_query.to(torch.float64 if q.dtype == torch.float64 else torch.float32)).to(q.dtype)
 
     def _remapped(
-        self,
-        extension: Extension,
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        options: dict[str, Any],
+        self, extension: Extension, q: Tensor, keys: Tensor, values: Tensor, mask: Any, options: dict[str, Any]
     ) -> Tensor:
         """Compute attention under an extension that remaps positions."""
-        if options.get("position_bias") is not None:
-            raise RopeError("attach: this layer has a position bias.", cure="Choose a method that scales frequencies.")
         assert self.rope is not None, "set_positions refuses a layer without a rope"
         if mask is None and 1 < q.shape[2] < keys.shape[2]:  # a prefill into a static cache, as in sdpa
             keys, values = keys[:, :, : q.shape[2]], values[:, :, : q.shape[2]]
@@ -192,28 +177,23 @@ class LayerAttention:
         ratio = 1.0 if scaling is None else float(scaling) * math.sqrt(width)
         q = q if math.isclose(ratio, 1.0, rel_tol=1e-7) else q * ratio
         q = remap.scaled(q.transpose(1, 2)).transpose(1, 2)
-        if of_values < width:
-            values = F.pad(values, (0, width - of_values))
+        values = F.pad(values, (0, width - of_values)) if of_values < width else values
         rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
         out = attend_remapped(q, keys, values, remap, float(options.get("dropout") or 0.0), rules)
         return out[..., :of_values].transpose(1, 2).contiguous()
 
     def _rotary_of_head(self, width: int) -> RotaryEmbedding:
         """Return the rotation of this layer's heads, built once; in MLA the rotated slice is part of a wider head."""
-        assert self.rope is not None
         if self._rotary is not None:
             return self._rotary
+        assert self.rope is not None
         axes = self.rope.axes if self.rope.axes_restart else None  # plain text is at one position on every axis
-        features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved != self.repaired
+        features, interleaved = 2 * self.rope.pairs, self.rotated.interleaved
         rope = replace(self.rope, head_dim=width, rotary_dim=features, interleaved=interleaved, axes=axes)
         rotary = RotaryEmbedding(rope)
         if not torch.compiler.is_compiling():
             self._rotary = rotary
         return rotary
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        _register()
 
 
 def attend_live(
@@ -224,32 +204,27 @@ def attend_live(
     return state(module, query, key, value, attention_mask, **options)
 
 
-def check_implementation(config: Any, extension: Extension | None) -> None:
-    """Raise `RopeError` if an extension remaps positions and does not support the masks of this model."""
-    implementation = config._attn_implementation
-    if extension is not None and extension.remaps and implementation not in WITH_MASKS:
-        raise RopeError(
-            "attach: methods in attention support only the masks of transformers' sdpa or eager attention.",
-            facts={"attn_implementation": implementation},
-            cure='Call model.set_attn_implementation("sdpa") first.',
-        )
-
-
-def check_module(module: nn.Module, config: Any) -> None:
-    """Raise `RopeError` for attention that depends on the name of its function.
+def check_module(module: nn.Module, config: Any, *, remaps: bool = False) -> None:
+    """Raise `RopeError` for attention whose masks we do not support, or that depends on the name of its function.
 
     DeepSeek-V3.2 and similar models pass the choice of their indexer to "sdpa" and "eager" as a mask, and to any other
     function as an option that ours does not support: every token would be visible. Flash attention loads a kernel by
     the name.
     """
+    implementation, switch = config._attn_implementation, 'call model.set_attn_implementation("sdpa") first.'
+    if remaps and implementation not in WITH_MASKS:
+        raise RopeError(
+            "attach: methods in attention support only the masks of transformers' sdpa or eager attention.",
+            facts={"attn_implementation": implementation},
+            cure=f"C{switch[1:]}",
+        )
     kind: Any = type(module)
     depends = _depends_on_name(kind)
-    if depends or "flash" in str(config._attn_implementation):
+    if depends or "flash" in str(implementation):
         raise RopeError(
             "attach: this attention depends on the name of its function, which attaching changes.",
-            facts={"layer": type(module).__name__, "attn_implementation": config._attn_implementation},
-            cure="Choose a method that scales frequencies, without `kernels`"
-            + ("." if depends else ', or call model.set_attn_implementation("sdpa") first.'),
+            facts={"layer": kind.__name__, "attn_implementation": implementation},
+            cure=f"Choose a method that scales frequencies, without `kernels`{'.' if depends else f', or {switch}'}",
         )
 
 
@@ -264,19 +239,13 @@ def _depends_on_name(kind: Any) -> bool:
 
 def replace_attention(module: nn.Module, state: LayerAttention) -> list[Replaced]:
     """Make this layer call our function, by its own config; the model's config does not change."""
-    check_implementation(state.config, state.extension)
-    check_module(module, state.config)
-    _register()
-    config = copy.copy(state.config)
-    vars(config)["_attn_implementation_internal"] = NAME
-    return [Replaced(module, _STATE, state), Replaced(module, "config", config)]
-
-
-def _register() -> None:
-    """Register our function under our name."""
+    check_module(module, state.config, remaps=state.extension is not None and state.extension.remaps)
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend_live)
+    config = copy.copy(state.config)
+    vars(config)["_attn_implementation_internal"] = NAME
+    return [Replaced(module, _STATE, state), Replaced(module, "config", config)]
 
 
 def attention_layers(model: nn.Module, config: Any, layers: Sequence[int]) -> Mapping[int, nn.Module]:
@@ -345,7 +314,7 @@ class MaskedLayout(TokenLayout):
         return (Bounds(low + first, torch.minimum(high + first, end)),)
 
 
-def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotTables | None) -> TokenLayout:
+def read_layout(q: Tensor, keys: Tensor, mask: Any, slot_tables: SlotTables | None) -> TokenLayout:
     """Return the layout of queries `[batch, heads, seq, ...]` and keys `[batch, kv_heads, total, ...]` under a mask.
 
     `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or its additive form. A query's
@@ -371,8 +340,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Tensor | None, slot_tables: SlotT
     counts = seen.sum(-1)[:, 0]
     index = (counts - 1).clamp(min=0)
     index_of_keys = index if seq == total else (real.cumsum(-1) - 1).clamp(min=0)
-    first = seen.to(torch.uint8).argmax(-1)[:, 0]
-    last = total - 1 - seen.flip(-1).to(torch.uint8).argmax(-1)[:, 0]
+    first, last = _ends(seen[:, 0])
     intervals: tuple[Tensor, Tensor] | None = None
     if not torch.compiler.is_compiling():
         if not bool((index_of_keys.gather(1, last) == index).logical_or(blind[:, 0, :, 0]).all()):
@@ -406,25 +374,24 @@ def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
         return None  # other numbers, such as ALiBi's
     seen = _seen(mask, q.shape[0])[:, 0]
     counts = seen.sum(-1)
-    low = seen.to(torch.uint8).argmax(-1)
-    inside = torch.arange(total, device=q.device)
-    interval = (inside >= low[..., None]) & (inside < (low + counts)[..., None])
-    return Bounds(low, low + counts) if bool((interval == seen).all()) else None
+    low, last = _ends(seen)
+    return Bounds(low, low + counts) if bool(((last + 1 - low == counts) | (counts == 0)).all()) else None
 
 
-def _unsupported(mask: object) -> RopeError:
-    """Return the error for an unsupported mask."""
-    return RopeError(
-        "attach: methods in attention support only masks `[batch, 1, queries, keys]`.",
-        facts={"mask": mask if isinstance(mask, Tensor) else type(mask).__name__},
-        cure='Call model.set_attn_implementation("sdpa") first.',
-    )
+def _ends(seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the last key visible to each query of a mask `[batch, seq, total]`."""
+    numbers = seen.to(torch.uint8)
+    return numbers.argmax(-1), seen.shape[-1] - 1 - numbers.flip(-1).argmax(-1)
 
 
-def _seen(mask: Tensor, batch: int) -> Tensor:
+def _seen(mask: Any, batch: int) -> Tensor:
     """Return a mask as bool `[batch, 1, seq, total]`; in the additive form, 0 is visible."""
-    if mask.ndim != 4 or mask.shape[1] != 1:
-        raise _unsupported(mask)
+    if not isinstance(mask, Tensor) or mask.ndim != 4 or mask.shape[1] != 1:
+        raise RopeError(
+            "attach: methods in attention support only masks `[batch, 1, queries, keys]`.",
+            facts={"mask": mask if isinstance(mask, Tensor) else type(mask).__name__},
+            cure='Call model.set_attn_implementation("sdpa") first.',
+        )
     seen = mask if mask.dtype == torch.bool else mask == 0
     return seen.expand(batch, -1, -1, -1)
 
@@ -480,8 +447,6 @@ class CallLayouts:
             if not torch.is_grad_enabled():
                 given.slot_tables = self._slot_tables(q)
             return given
-        if mask is not None and not isinstance(mask, Tensor):
-            raise _unsupported(mask)
         if torch.compiler.is_compiling():
             return read_layout(q, keys, mask, None)
 
@@ -490,7 +455,7 @@ class CallLayouts:
             _check_counts(layout, position_ids)
             return layout
 
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not isinstance(mask, Tensor | None):
             return make(None)
         slots = self._slot_tables(q)
         return self._layout.of((*_sizes(q, keys), q.dtype, id(slots), seq_len), mask, lambda: make(slots))
@@ -514,13 +479,11 @@ class CallLayouts:
         bounds = self._bounds[window is not None].of(key, mask, lambda: read_bounds(q, keys, mask))
         return () if bounds is None else (bounds,)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return only the tables in use: all values belong to one process and to the current call."""
-        return {"tables": self._tables}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        CallLayouts.__init__(self)
-        self._tables = state["tables"]
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallLayouts:
+        """Copy only the tables in use: all values belong to the current call."""
+        made = memo[id(self)] = CallLayouts()
+        made._tables = copy.deepcopy(self._tables, memo)
+        return made
 
 
 def _bounds_after(layout: TokenLayout, window: int | None, dropped: int) -> tuple[Bounds, ...]:

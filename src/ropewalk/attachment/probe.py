@@ -67,25 +67,20 @@ class TableRows:
         """Return the relative rounding of 16-bit numbers; 0 for others, whose rounding `allowed` contains."""
         return torch.finfo(self.dtype).eps if self.dtype.itemsize < 4 else 0.0
 
-    def exact(self, rope: RopeConfig, seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return cos, sin and the largest error of a right float32 table, all `[rows, pairs]` in float64."""
-        columns = columns_of(rope, seq_len)
-        axes = rope.axes if self.positions.ndim == 2 else None
-        cos, sin = make_tables(self.positions, columns, axes, dtype=torch.float64)
-        places = self.positions[..., None] if axes is None else self.positions[..., list(axes)]
-        angles = places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
-        return cos, sin, _FLOOR + _SLOPE * angles + self.eps
-
     def differences(self, rope: RopeConfig, seq_len: int, factor: float) -> tuple[Tensor, Tensor, bool]:
         """Return the differences from `rope` after division by `factor`, those that are allowed, and if sin is negated.
 
-        Some classes that rotate backwards have tables of the angle, and negate it in their rotation.
+        Differences are `[rows, pairs]`. Some classes that rotate backwards have tables of the angle, and negate it in
+        their rotation.
         """
-        cos, sin, allowed = self.exact(rope, seq_len)
+        columns, axes = columns_of(rope, seq_len), rope.axes if self.positions.ndim == 2 else None
+        cos, sin = make_tables(self.positions, columns, axes, dtype=torch.float64)
+        places = self.positions[..., None] if axes is None else self.positions[..., list(axes)]
+        angles = places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
         of_cos = (self.cos / factor - cos).abs()
         found = [torch.maximum(of_cos, (self.sin / factor - sign * sin).abs()) for sign in (1, -1)]
         negated = rotates_backwards(rope) and float(found[1].max()) < float(found[0].max())
-        return found[negated], allowed, negated
+        return found[negated], _FLOOR + _SLOPE * angles + self.eps, negated
 
 
 def rotates_backwards(rope: RopeConfig) -> bool:
@@ -101,8 +96,11 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 def is_named_rotary(module: nn.Module) -> bool:
     """Return whether a module's class has a name of rotary modules; layers with such a name have linear ones."""
-    named = _CLASS.search(type(module).__name__) is not None
-    return named and not any(isinstance(child, nn.Linear) for child in module.modules())
+    return _is_named(module) and not any(isinstance(child, nn.Linear) for child in module.modules())
+
+
+def _is_named(module: nn.Module) -> bool:
+    return _CLASS.search(type(module).__name__) is not None
 
 
 def is_rotary(module: nn.Module) -> bool:
@@ -138,7 +136,7 @@ def tables_of(module: nn.Module, looked_up: str | None = None) -> dict[str, tupl
         parts = [_flat(tensors[name]) for name in names if name in tensors]
         if len(parts) == 2 and parts[0].shape == parts[1].shape and all(p.ndim == 2 and _is_real(p) for p in parts):
             found[" and ".join(names)] = tuple(tensors[name] for name in names)
-    named = _CLASS.search(type(module).__name__) is not None or "theta" in tensors
+    named = _is_named(module) or "theta" in tensors
     for name in (*_JOINT, *(["cache"] if named else []), *([looked_up] if looked_up else [])):
         if name in tensors and _may_be_table(_flat(tensors[name])):
             found[name] = (tensors[name],)
@@ -165,8 +163,7 @@ def table_rows(name: str, parts: tuple[Tensor, ...], rope: RopeConfig, wanted: S
             TableRows(f"{name} ({of})", *_some_rows((half,), rope, wanted), count=len(half), seq_len=length)
             for of, (half, length) in zip(("short factors", "long factors"), halves, strict=True)
         ]
-    rows = _some_rows(parts, rope, wanted)
-    return [TableRows(name, *rows, count=_flat(parts[0]).shape[0])]
+    return [TableRows(name, *_some_rows(parts, rope, wanted), count=len(_flat(parts[0])))]
 
 
 def _flat(table: Tensor) -> Tensor:
@@ -183,19 +180,15 @@ def _some_rows(
     count = len(tables[0])
     places = sorted({p for p in (*NEAR, count // 3, count // 2, count - 1, *wanted) if 0 <= p < count})
     rows = [table[places].detach().cpu() for table in tables]
-    dtype = rows[0].dtype
-    cos, sin, order = _undoubled(*_cos_and_sin(rows, rope.pairs), rope)
-    return torch.tensor(places, device="cpu"), cos, sin, Arrangement(order), dtype
+    cos, sin, order = _undoubled(*_cos_and_sin(rows), rope)
+    return torch.tensor(places, device="cpu"), cos, sin, Arrangement(order), rows[0].dtype
 
 
-def _cos_and_sin(rows: Sequence[Tensor], pairs: int) -> tuple[Tensor, Tensor]:
+def _cos_and_sin(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return cos and sin of rows of one or two tensors, in the form of the tables."""
     if len(rows) == 2:
         return rows[0].double(), rows[1].double()
-    (row,) = rows
-    if row.is_complex():
-        return row.real.double(), row.imag.double()
-    row = row.double()
+    row = torch.view_as_real(rows[0]).double() if rows[0].is_complex() else rows[0].double()
     if row.ndim == 3:
         return row[..., 0], row[..., 1]
     first, second = row.chunk(2, dim=-1)
@@ -209,24 +202,16 @@ def _undoubled(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tens
     if width < 2 or width % 2:
         return cos, sin, "once"
 
-    def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-        one, other = x.chunk(2, dim=-1)
-        return one, other
-
-    def neighbours(x: Tensor) -> tuple[Tensor, Tensor]:
-        return x[..., 0::2], x[..., 1::2]
-
-    def blocks(x: Tensor) -> tuple[Tensor, Tensor]:
-        sizes = [2 * size for size in rope.blocks] if sum(rope.blocks) * 2 == width else [width]
-        parts = [halves(part) for part in torch.split(x, sizes, dim=-1)]
-        return torch.cat([one for one, _ in parts], dim=-1), torch.cat([other for _, other in parts], dim=-1)
-
-    ways: tuple[tuple[Order, Callable[[Tensor], tuple[Tensor, Tensor]]], ...] = (
-        ("doubled", halves),
-        ("repeated", neighbours),
-        ("blocks", blocks),
-    )
-    for name, split in ways:
+    sizes = [2 * size for size in rope.blocks] if sum(rope.blocks) * 2 == width else [width]
+    ways: dict[Order, Callable[[Tensor], Sequence[Tensor]]] = {
+        "doubled": lambda x: x.chunk(2, dim=-1),
+        "repeated": lambda x: (x[..., 0::2], x[..., 1::2]),
+        "blocks": lambda x: [
+            torch.cat(halves, dim=-1)
+            for halves in zip(*(part.chunk(2, dim=-1) for part in torch.split(x, sizes, dim=-1)), strict=True)
+        ],
+    }
+    for name, split in ways.items():
         if all(torch.equal(*(part.nan_to_num() for part in split(x))) for x in (cos, sin)):
             return split(cos)[0], split(sin)[0], name
     return cos, sin, "once"
@@ -277,7 +262,7 @@ def called_rows(
             if len(rows[0]) != len(places):
                 continue
             sines_first = len(rows) == 2 and not rows[0][0].any() and bool(rows[1][0].any())  # of position 0
-            cos, sin, order = _undoubled(*_cos_and_sin(rows[::-1] if sines_first else rows, rope.pairs), rope)
+            cos, sin, order = _undoubled(*_cos_and_sin(rows[::-1] if sines_first else rows), rope)
         except Exception:  # each class fails in its own way when it gets positions of another layout
             continue
         held = [tensor.dtype for tensor in tensors_of(module).values() if tensor.ndim > 1 and _is_real(tensor)]

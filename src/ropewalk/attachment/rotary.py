@@ -1,70 +1,118 @@
-"""The rotary modules of a live model, and the replacement of their tables on the instance."""
+"""A live transformers model: its layers' ropes and windows, its rotary modules, and the replacement of their tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ropewalk.attachment.layers import belongs_to, tensor_of
-from ropewalk.attachment.probe import is_named_rotary
-from ropewalk.attachment.tables import (
-    LayerTables,
-    TablesForward,
-    layer_types_of,
-    learned_format,
-)
+from ropewalk.attachment.probe import is_named_rotary, tensors_of
+from ropewalk.attachment.tables import LayerTables, TablesForward, layer_types_of, learned_format
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.model_ropes import ModelRopes
+from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
+from ropewalk.rope.rope_parameters import is_windowed
+from ropewalk.rope.values import MOST_SIZE, as_whole
 
-_FORWARD = "forward"
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there
 
 
-@dataclass(frozen=True)
-class RotaryModule:
-    """One rotary module of a live model: its name in the model, and its own tables of each layer type."""
+def text_config_of(model: nn.Module) -> Any:
+    """Return the config of the decoder of a live model; raise `RopeError` if it is not a transformers model."""
+    config = getattr(model, "config", None)
+    if config is None or not callable(getattr(config, "get_text_config", None)):
+        raise RopeError(
+            "attach: `model` must be a live transformers model.",
+            facts={"model": type(model).__name__},
+            cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is already exact.",
+        )
+    text = config.get_text_config(decoder=True)
+    count, types = as_whole(getattr(text, "num_hidden_layers", None)), [getattr(text, key, None) for key in TYPE_KEYS]
+    named = all(isinstance(one, list | tuple) and all(isinstance(label, str) for label in one) for one in types if one)
+    if not (callable(getattr(text, "to_dict", None)) and count is not None and 0 <= count <= MOST_SIZE and named):
+        raise RopeError(
+            "attach: the text config must be transformers', with a number of layers and a list of their types.",
+            facts={"model": type(model).__name__, "text config": text, "num_hidden_layers": count, "types": types},
+            cure="Restore the config that the model was built with.",
+        )
+    return text
 
-    name: str
-    module: nn.Module
-    tables: Mapping[str | None, LayerTables]
+
+def positions_of(model: nn.Module, config: Any) -> ModelRopes:
+    """Return each layer's rope and sliding window from the model's config; layers without attention have neither.
+
+    **Raises:** `RopeError` as `RopeConfig.from_hf`.
+    """
+    family = family_named(config.model_type)
+    learned, alpha = None if family is None else family.module.learned, None
+    if learned is not None:
+        tensors = (tensors_of(one).get(learned) for one in model.modules() if belongs_to(one, config.model_type))
+        alpha = next((tensor for tensor in tensors if tensor is not None), None)
+    found = ModelRopes.from_hf(config, alpha=alpha)
+    live = _live_windows(model, config.model_type)
+    # Exaone 4 has the number in every layer, and uses it by the layer's type
+    windows = (
+        live.get(layer, window) if window or label is None or is_windowed(label) else None
+        for layer, (label, window) in enumerate(zip(found.labels, found.sliding_windows, strict=True))
+    )
+    return replace(found, sliding_windows=tuple(windows))
 
 
-def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> tuple[RotaryModule, ...]:
-    """Return the rotary modules of the decoder described by `config`, without those of other parts (vision towers).
+def belongs_to(module: nn.Module, model_type: str) -> bool:
+    """Return whether a module was built from a config of this model_type, not for another part of the model."""
+    return bool(getattr(getattr(module, "config", None), "model_type", None) == model_type)
+
+
+def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
+    """Return the `sliding_window` (or None) of each attention module with this attribute, by layer."""
+    windows: dict[int, int | None] = {}
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and hasattr(module, "sliding_window") and belongs_to(module, model_type):
+            window = module.sliding_window
+            windows[layer] = window if isinstance(window, int) and window > 0 else None
+    return windows
+
+
+# --- rotary modules
+
+
+Tables = Mapping[str | None, LayerTables]
+"""The tables of one rotary module by layer type."""
+
+
+def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> dict[nn.Module, Tables]:
+    """Return the own tables of each rotary module of the decoder of `config`, without other parts (vision towers).
 
     **Raises:** `RopeError` if there is none, or if the form of its tables is unknown.
     """
-    ropes = own.by_type
-    modules = [
-        _module_with_forward(name, module, ropes)
+    modules = {
+        module: _own_tables(name, module, own.by_type)
         for name, module in model.named_modules()
         if is_named_rotary(module) and belongs_to(module, config.model_type)
-    ]
+    }
     if not modules:
         raise RopeError(
             f"attach: this {config.model_type} has no rotary module whose tables can be replaced.",
             facts={"model": type(model).__name__},
             cure="Use the model without attaching it.",
         )
-    return tuple(modules)
+    return modules
 
 
-def _module_with_forward(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> RotaryModule:
-    """Return a rotary module with the form of its forward's tables."""
+def _own_tables(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> Tables:
     made, tables = fresh(module), {}
     for label in layer_types_of(module):
         rope = _rope_of(label, ropes, name)
         if rope is not None:
             form = learned_format(made, label, rope, name)
             tables[label] = LayerTables(rope, form, rope.num_axes, rope.pairs)
-    return RotaryModule(name, module, tables)
+    return tables
 
 
 def fresh(module: nn.Module) -> nn.Module:
@@ -82,9 +130,9 @@ def fresh(module: nn.Module) -> nn.Module:
         made: nn.Module = make(module.config)
     family = family_named(getattr(module.config, "model_type", ""))
     if family is not None and family.module.learned is not None:
-        learned, own = (tensor_of(each, family.module.learned) for each in (module, made))
+        learned, own = (tensors_of(each).get(family.module.learned) for each in (module, made))
         if learned is not None and own is not None:
-            own.copy_(learned)
+            own.detach().copy_(learned.detach())
     return made
 
 
@@ -104,14 +152,10 @@ def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], n
     )
 
 
-def fresh_modules(modules: tuple[RotaryModule, ...]) -> dict[str, nn.Module]:
-    """Return a new float32 module for each one with cast frequencies (`model.to(bfloat16)`), by name."""
-    return {rotary.name: fresh(rotary.module) for rotary in modules if _was_cast(rotary.module)}
-
-
-def _was_cast(module: nn.Module) -> bool:
-    buffers: list[Tensor] = [buffer for name, buffer in module.named_buffers(recurse=False) if "inv_freq" in name]
-    return any(buffer.dtype not in (torch.float32, torch.float64) for buffer in buffers)
+def was_cast(module: nn.Module) -> bool:
+    """Return whether a cast such as `model.to(bfloat16)` has rounded a rotary module's frequencies."""
+    buffers = module.named_buffers(recurse=False)
+    return any("inv_freq" in name and buffer.dtype.itemsize < 4 for name, buffer in buffers)
 
 
 class Replaced:
@@ -137,7 +181,7 @@ class Replaced:
 
 def replace_forward(module: nn.Module, forward: object) -> Replaced:
     """Replace the forward of this instance; if a hook of accelerate wraps it, replace it under the hook."""
-    return Replaced(module, _UNDER_HOOK if _UNDER_HOOK in vars(module) else _FORWARD, forward)
+    return Replaced(module, _UNDER_HOOK if _UNDER_HOOK in vars(module) else "forward", forward)
 
 
 @dataclass
@@ -149,13 +193,13 @@ class LayerPlan:
       attention counts the tokens.
     """
 
-    tables: list[dict[str | None, LayerTables]] = field(default_factory=list)
+    tables: list[Tables] = field(default_factory=list)
     overrides: dict[int, LayerTables] = field(default_factory=dict)
     extensions: dict[int, Extension] = field(default_factory=dict)
     text_only: bool = False
 
 
-def plan_layers(modules: Sequence[RotaryModule], own: ModelRopes, positions: ModelRopes) -> LayerPlan:
+def plan_layers(modules: Iterable[Tables], own: ModelRopes, positions: ModelRopes) -> LayerPlan:
     """Plan a model under these positions; raise `RopeError` if that is impossible."""
     _check(own, positions)
     plan = LayerPlan(extensions={layer: one for layer, one in enumerate(positions.extensions) if one is not None})
@@ -164,20 +208,20 @@ def plan_layers(modules: Sequence[RotaryModule], own: ModelRopes, positions: Mod
         extension = positions.extensions[layer]
         return None if extension is not None and extension.remaps else positions.ropes[layer]
 
-    for rotary in modules:
+    for own_tables in modules:
         of_module = {}
-        for label, tables in rotary.tables.items():
+        for label, tables in own_tables.items():
             layers = [
                 layer
                 for layer, rope in enumerate(own.ropes)
-                if rope is not None and (label is None or len(rotary.tables) == 1 or own.labels[layer] == label)
+                if rope is not None and (label is None or len(own_tables) == 1 or own.labels[layer] == label)
             ]
             ropes = [wanted(layer) for layer in layers]
             common = max(dict.fromkeys(ropes), key=ropes.count) if ropes else tables.rope
-            of_module[label] = tables.with_rope(common)
+            of_module[label] = replace(tables, rope=common)
             for layer, rope in zip(layers, ropes, strict=True):
                 if rope != common:
-                    plan.overrides[layer] = tables.with_rope(rope)
+                    plan.overrides[layer] = replace(tables, rope=rope)
         plan.tables.append(of_module)
     remaps = any(extension.remaps for extension in plan.extensions.values())
     plan.text_only = bool(plan.overrides or remaps) and any(rope.num_axes > 1 for rope in own.present_ropes)

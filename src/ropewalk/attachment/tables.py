@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -86,23 +86,22 @@ def learned_format(module: nn.Module, label: str | None, rope: RopeConfig, name:
     **Raises:** `RopeError` if no known form matches its numbers.
     """
     lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
-    forms = set[tuple[Order, bool] | None]()
+    forms, right = set[tuple[Order, bool]](), True
     for places in (NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths)):
         rows = next(called_rows(module, label, rope, places), None)
-        if rows is None or rows.cos.shape[-1] != rope.pairs or rows.arrangement.sines_first:
-            forms.add(None)
-            continue
-        length = rows.seq_len or 1
-        differences, allowed, negated = rows.differences(rope, length, attention_factor_of(rope, length))
-        right = bool((differences <= allowed).all()) and rows.arrangement.order != "blocks"
-        forms.add((rows.arrangement.order, negated) if right else None)
-    if len(forms) > 1 or None in forms:
+        right &= rows is not None and rows.cos.shape[-1] == rope.pairs and not rows.arrangement.sines_first
+        if rows is not None and right:
+            length = rows.seq_len or 1
+            differences, allowed, negated = rows.differences(rope, length, attention_factor_of(rope, length))
+            right = bool((differences <= allowed).all()) and rows.arrangement.order != "blocks"
+            forms.add((rows.arrangement.order, negated))
+    if not right or len(forms) > 1:
         raise RopeError(
             f"attach: the tables of {name} differ from those of the config.",
             facts={"class": type(module).__name__, "layer_type": label, "rope": rope},
             cure="Use the model without attaching it.",
         )
-    ((order, negated),) = (form for form in forms if form is not None)
+    ((order, negated),) = forms
     low = next(called_rows(module, label, rope, NEAR, torch.bfloat16))
     return Format(order, low.dtype == torch.bfloat16, negated)
 
@@ -114,12 +113,10 @@ class SeqLen:
     fixed: int | None = None
 
     def of(self, rope: RopeConfig, position_ids: Tensor) -> int | None:
-        """Return the length for these positions, or None if the rope needs none."""
+        """Return the length for these positions, or None if the rope needs none; a compiler breaks its graph here."""
         if not rope.needs_seq_len:
             return None
-        if self.fixed is not None:
-            return self.fixed
-        return int(position_ids.max()) + 1
+        return int(position_ids.max()) + 1 if self.fixed is None else self.fixed
 
 
 @dataclass(frozen=True)
@@ -130,10 +127,6 @@ class LayerTables:
     form: Format
     axes: int
     pairs: int
-
-    def with_rope(self, rope: RopeConfig | None) -> LayerTables:
-        """Return the same form with a different rope, or none."""
-        return replace(self, rope=rope)
 
     def __call__(
         self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, nudge: float = 0.0
@@ -150,7 +143,10 @@ class LayerTables:
         factor = rotary.attention_factor_at(length)
         if nudge:
             random = torch.Generator().manual_seed(0)  # torch's own random state does not change
-            cos, sin = (table * (1 + nudge * _signs(table, random)) for table in (cos, sin))
+            draws = [torch.randint(0, 2, table.shape, generator=random, device="cpu") for table in (cos, sin)]
+            cos, sin = (
+                x * (1 + nudge * (draw * 2 - 1).to(x.device)) for x, draw in zip((cos, sin), draws, strict=True)
+            )
         return self.form.arranged(cos.to(x.device), sin.to(x.device), factor, x.dtype)
 
 
@@ -242,8 +238,3 @@ class OwnTables:
                 key = self.seq_len.fixed, x.dtype, x.device, torch.is_inference_mode_enabled()
                 tables = self.shared.of(key, position_ids, lambda: self.tables(x, position_ids, self.seq_len))
         return args, {**kwargs, "position_embeddings": tables}
-
-
-def _signs(like: Tensor, random: torch.Generator) -> Tensor:
-    """Return +1 or -1 for each number of a tensor."""
-    return (torch.randint(0, 2, like.shape, generator=random, device="cpu") * 2 - 1).to(like.device)

@@ -27,13 +27,15 @@ class Audit:
     - `rope_parameters`, `theta`: empty and None if the config's frequencies do not follow from a theta (nanochat).
     - `window`: the window of its layers in tokens; None for all tokens. `local`: that of some of them, and their
       numbers. `layers`: all their numbers, of `num_layers`; empty if the config does not state the type of each.
-    - `interleaved`: pairs are (0, 1), (2, 3), ...; if False, (i, i + rotary_dim/2).
-    - `scaling`: the rule of its length scaling. `scaling_is_trained`: whether the model was trained with it (None:
-      unknown, or no scaling). `scaled_length`, `original_length`: the trained length with and without it.
+    - `scaling`, `scaling_is_trained`, `scaled_length`, `original_length`: of `RopeConfig`; None without a scaling.
       `trained_source`: the source of these facts.
     - `query_scale`: slope and length of a scale of queries by position (`Module.query_scale`). `digest`:
       `RopeConfig.fingerprint` of its layers, at the target if frequencies depend on the length.
-    - `reach_assumed`: whether the assumptions of `reach` hold. If not, `reach_reason` states why.
+    - `inv_freq`: at `target` if frequencies depend on the length. `pairs_never_turning`: rotating pairs with a
+      wavelength, as the model was trained, above the trained length or the window, whichever is less.
+    - `reach`: the first distance m >= 1 with sum_i cos(m theta_i) < 0, None if there is none up to `reach_searched`: a
+      heuristic (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591). `reach_assumed`: whether its
+      assumptions hold; if not, `reach_reason` states why.
     """
 
     layer_type: str | None
@@ -78,21 +80,10 @@ def audit(
     layer_type: str | None = None,
     layers: Layers | None = None,
 ) -> Audit:
-    """Return the numbers of one rotary configuration, such as its reach, from its frequencies.
+    """Return the numbers of one rope for text, at whose tokens all axes have the same position.
 
-    **Arguments:**
-    - `config`: the rope; all axes have the same position, as for text.
-    - `trained_length`: tokens seen in training; defaults to `config.trained_length`.
-    - `target`: the required length in tokens; defaults to four times the trained length, or 32,768.
-    - `layer_type`: a name in the result, for models with several ropes.
-    - `layers`: the layers with this rope; by default, they attend to all tokens and distinguish them only by rotation.
-
-    **Returns:** an `Audit`. `pairs_never_turning` counts rotating pairs with a wavelength, as the model was trained,
-    above the trained length or the window of the layers, whichever is less. `reach` is the first distance m >= 1 with
-    sum_i cos(m theta_i) < 0: a heuristic (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591),
-    None if there is none up to `reach_searched`; see `reach_assumed`. `float32_cos_error` is max |cos of the float32
-    product - cos| near the target. Frequencies that depend on the length are those at `target`.
-    **Raises:** `RopeError` if a length is not positive.
+    `trained_length` defaults to the config's, `target` to four times of it, or 32,768, and `layers` to layers that
+    attend to all tokens and distinguish them only by rotation. Raises `RopeError` if a length is not positive.
 
     >>> result = audit(RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192))
     >>> result.pairs, result.pairs_never_turning, result.reach
@@ -295,11 +286,11 @@ def _trained(found: Audit) -> str:
     """Return the trained length, the training status of the scaling, and the pairs that never complete a turn."""
     status = _status(found)
     if found.pairs_never_turning is not None:
-        inside = (
-            "its window" if found.window is not None and found.window < (found.trained_length or math.inf) else "it"
-        )
-        unknown = found.scaling is not None and found.scaling_is_trained is None and inside == "it"
-        within = f"{found.trained_length:,} tokens" if unknown else inside
+        within = "it"
+        if found.window is not None and found.window < (found.trained_length or math.inf):
+            within = "its window"
+        elif found.scaling is not None and found.scaling_is_trained is None:
+            within = f"{found.trained_length:,} tokens"
         status += f"; {found.pairs_never_turning} of {_rotating(found)} pairs never complete a turn within {within}"
     return f"{status}{f'. Source: {found.trained_source}' if found.trained_source else ''}"
 

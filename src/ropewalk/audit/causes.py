@@ -31,11 +31,7 @@ Columns = Sequence[float]
 
 
 def largest_error(found: Columns, expected: Columns) -> float:
-    """Return the largest relative difference of two lists of frequencies; infinite if their lengths differ.
-
-    >>> largest_error([1.0, 0.02], [1.0, 0.01])
-    1.0
-    """
+    """Return the largest relative difference of two lists of frequencies; infinite if their lengths differ."""
     if len(found) != len(expected):
         return math.inf
     scale = 1e-4 * max(map(abs, expected), default=1.0)  # only for pairs that do not rotate
@@ -43,15 +39,7 @@ def largest_error(found: Columns, expected: Columns) -> float:
 
 
 def cause_of(found: Columns, rope: RopeConfig, ropes: ModelRopes, tolerance: float) -> Hypothesis | None:
-    """Return the fault with these frequencies, or None if there is none within `tolerance`.
-
-    **Arguments:**
-    - `found`: inverse frequencies, radians per token. `rope`: the expected rope. `ropes`: those of the model.
-
-    >>> rope = RopeConfig(4, interleaved=False, theta=5e5)
-    >>> cause_of([1.0, 0.01], rope, ModelRopes((rope,), (None,), (None,)), 1e-5).words
-    'theta 10000 in place of 500000'
-    """
+    """Return the fault of a rope of a model with these frequencies; None if there is none within `tolerance`."""
     expected = columns_of(rope, 1)
     if largest_error(found, expected) <= tolerance:
         return None

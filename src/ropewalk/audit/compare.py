@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from torch import Tensor
 
-from ropewalk.atomic_io import read_json
 from ropewalk.audit.causes import cause_of, cause_of_factor
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
@@ -31,7 +29,6 @@ _COPY = "If A is right, copy its settings into B."
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 _DRAFTER = "A drafter has its own width, but its theta, scaling and length must fit its target's."
 _FIT = f"Their sizes differ, so neither is a copy. {_DRAFTER}"
-_OWN: dict[str, Severity] = {"width": "note"}  # what a model that is no copy has of its own
 Layer = tuple[RopeConfig | None, int | None]  # a layer's rope, and its window in tokens
 
 
@@ -45,15 +42,6 @@ class Difference(Finding):
     """
 
     tokens: int | None = None
-
-
-def open_base(source: str, *, rotates: bool = True) -> Checkpoint:
-    """Return the checkpoint of a source, or of a peft adapter's base model; `rotates` as for `Checkpoint.open`."""
-    adapter = Path(source) / "adapter_config.json"
-    if not adapter.is_file() or (Path(source) / "config.json").exists():
-        return Checkpoint.open(source, rotates=rotates)
-    found = Checkpoint.open(str(read_json(adapter).get("base_model_name_or_path")), rotates=rotates)
-    return replace(found, name=f"{Path(source).resolve().name}, an adapter of {found.name}")
 
 
 def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Difference]:
@@ -82,19 +70,19 @@ def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Diff
     groups: dict[tuple[Layer, Layer], list[str]] = {}
     for name, one, other in layers:
         groups.setdefault((one, other), []).append(name)
-    rotates = [bool(each.ropes.rotating) for each in (a, b)]
-    if not all(rotates):
+    if not (a.ropes.rotating and b.ropes.rotating):
+        only, still = ("A", "B") if a.ropes.rotating else ("B", "A")
         cure = "If B is a copy of A, one of the configs lost the rotation, or names another class."
-        told = f"they rotate only in {'A' if rotates[0] else 'B'}: no layer of {'B' if rotates[0] else 'A'} rotates."
-        return [_differs("layers", "error", 1, told, cure)] if any(rotates) else []
+        told = f"they rotate only in {only}: no layer of {still} rotates."
+        return [_differs("layers", "error", 1, told, cure)] if a.ropes.rotating or b.ropes.rotating else []
     copies = _are_copies(a, b)
     found = _pairing(a, b, _order_of_rows(a, b)) if copies else []
     for (one, other), names in groups.items():
         where = None if len(groups) == 1 else ", ".join(names).replace(", layer ", ", ")
         found += [replace(each, layer_type=where) for each in _compare_layer(one, other)]
     found += _outside_the_rope(a, b)
-    if not copies:
-        found = [replace(each, cure=_FIT, severity=_OWN.get(each.code, each.severity)) for each in found]
+    if not copies:  # a model that is no copy has a width of its own
+        found = [replace(each, cure=_FIT, severity="note" if each.code == "width" else each.severity) for each in found]
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), each.tokens or math.inf))
 
 
@@ -114,9 +102,7 @@ def _outside_the_rope(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     """Return differences of the scale of queries, and of axes that only one config states."""
     sides = {side: [*blocks(each.config)] if each.config else [] for side, each in (("A", a), ("B", b))}
     scales = [next(map(query_scale, own), None) for own in sides.values()]
-    lost = {
-        side: next((found for block in own for found in axes_unwritten(block)), None) for side, own in sides.items()
-    }
+    lost = {side: next((each for block in own for each in axes_unwritten(block)), None) for side, own in sides.items()}
     found = []
     if scales[0] != scales[1]:
         shown = [f"1 + {one[0]:g} ln(1 + floor(position / {one[1]:,}))" if one else "1" for one in scales]

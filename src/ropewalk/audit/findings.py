@@ -43,7 +43,7 @@ class Block:
 
     - `written`: the block's own keys. `config`: the whole text config; `outer`: the config that contains it, or {}.
       `nested`: whether it is one of several blocks, keyed by layer type.
-    - `rope`: None if RopeConfig does not support the config. `layers`: those with this rope. `target`: tokens.
+    - `rope`: None if RopeConfig does not support the config. `layers`: those with this rope.
     """
 
     config: Mapping[str, Any]
@@ -53,7 +53,6 @@ class Block:
     nested: bool = False
     rope: RopeConfig | None = None
     layers: Layers = dataclasses.field(default_factory=Layers)
-    target: int = 32_768
 
     @property
     def rope_type(self) -> str:

@@ -14,15 +14,7 @@ from ropewalk.attachment.probe import frequencies_of, is_rotary, table_rows, tab
 from ropewalk.attachment.tables import TablesForward
 from ropewalk.audit.causes import largest_error
 from ropewalk.audit.findings import SEVERITIES, Finding
-from ropewalk.audit.problems import (
-    Problem,
-    compare_call,
-    compare_factor,
-    compare_frequencies,
-    compare_stated_pairing,
-    compare_table,
-    farthest,
-)
+from ropewalk.audit.problems import Comparison, Problem, compare_stated_pairing, farthest
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
@@ -64,9 +56,7 @@ def check(model: nn.Module, config: Any = None, *, strict: bool = False) -> tupl
                 seen = True
                 for problem in examine(module, ropes.of(name, module), looked_up):
                     problems.setdefault(problem, []).append(name)
-    found = [_finding(problem, names) for problem, names in problems.items()]
-    if not seen:
-        found.append(_nothing(ropes))
+    found = [_finding(problem, names) for problem, names in problems.items()] if seen else [_nothing(ropes)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     errors = [finding for finding in found if finding.severity == "error"]
     if strict and errors:
@@ -205,39 +195,35 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
         rope = chosen[label] = _nearest(_ropes_of(label, ropes), tensor)
         codes = known.setdefault(label, set())
         if rope is not None:
-            checked = True
-            found = list(compare_frequencies(name, tensor, rope, ropes, label))
+            checked, comparison = True, Comparison(module, rope, ropes, label)
+            found = list(comparison.frequencies(name, tensor))
             factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", None)
             if isinstance(factor, int | float):
-                found += compare_factor("attention_scaling", factor, rope, ropes, label)
+                found += comparison.factor("attention_scaling", factor)
             codes |= {one.code for one in found}
             problems += found
-    candidates = [chosen[None]] if None in chosen else _ropes_of(None, ropes)
-    for name, parts in tables_of(module, looked_up).items() if any(candidates) else ():
+    candidates = [*filter(None, [chosen[None]])] if None in chosen else _ropes_of(None, ropes)
+    for name, parts in tables_of(module, looked_up).items() if candidates else ():
         checked = True
-        tries: list[list[Problem]] = [
-            [
-                problem
-                for rows in table_rows(name, parts, rope, [n - 1 for n in farthest(rope)])
-                for problem in compare_table(module, rows, rope, ropes, known.get(None, set()))
-            ]
-            for rope in candidates
-            if rope is not None
-        ]
+        tries: list[list[Problem]] = []
+        for rope in candidates:
+            compare = Comparison(module, rope, ropes, known=known.get(None, set())).table
+            rows = table_rows(name, parts, rope, [n - 1 for n in farthest(rope)])
+            tries.append([problem for one in rows for problem in compare(one)])
         fewest = min(tries, key=len)
         problems += fewest
     for label in (known or {None: set()}) if takes_positions(module) else ():
         rope = chosen.get(label, next(iter(_ropes_of(label, ropes)), None))
-        of_call, sines_first = known.get(label, set()), looked_up in tensors_of(module)
-        called = None if rope is None else compare_call(module, label, rope, ropes, of_call, sines_first)
+        if rope is None:
+            continue
+        called = Comparison(module, rope, ropes, label, known.get(label, set())).call(looked_up in tensors_of(module))
         if called is not None:
             checked = True
             problems += called
-        elif rope is not None:
+        else:
             problems.append(_not_checked(kind, "its forward does not support the positions of this rope, or fails"))
-    rotating = next((rope for rope in candidates if rope is not None), None)
-    problems += compare_stated_pairing(module, rotating) if rotating is not None else ()
-    if not checked and rotating is not None and not problems:
+    problems += compare_stated_pairing(module, candidates[0]) if candidates else ()
+    if candidates and not checked and not problems:
         problems.append(_not_checked(kind, "it has no frequencies or tables, and its forward has no position ids"))
     return list(dict.fromkeys(problems))
 
@@ -251,16 +237,16 @@ def _is_attached(module: nn.Module) -> bool:
     return isinstance(vars(module).get("_old_forward", vars(module).get("forward")), TablesForward)
 
 
-def _ropes_of(label: str | None, ropes: ModelRopes) -> list[RopeConfig | None]:
+def _ropes_of(label: str | None, ropes: ModelRopes) -> list[RopeConfig]:
     """Return the rope of a layer type; for a module without layer types every rope of the model."""
     by_type = ropes.by_type
-    return [by_type[label]] if label in by_type else [*dict.fromkeys(ropes.rotating.values())]
+    found = [by_type[label]] if label in by_type else by_type.values()
+    return [rope for rope in dict.fromkeys(found) if rope is not None]
 
 
-def _nearest(ropes: Sequence[RopeConfig | None], found: Tensor) -> RopeConfig | None:
+def _nearest(ropes: Sequence[RopeConfig], found: Tensor) -> RopeConfig | None:
     """Return the rope with the nearest frequencies."""
-    rotating = [rope for rope in ropes if rope is not None]
-    if len(rotating) < 2 or not found.is_floating_point():
-        return rotating[0] if rotating else None
+    if len(ropes) < 2 or not found.is_floating_point():
+        return next(iter(ropes), None)
     columns = found.detach().flatten().double().tolist()
-    return min(rotating, key=lambda rope: largest_error(columns, columns_of(rope, 1)))
+    return min(ropes, key=lambda rope: largest_error(columns, columns_of(rope, 1)))

@@ -29,11 +29,11 @@ def audits_of(model: Checkpoint, *, trained_length: int | None = None, target: i
     return audits
 
 
-def findings_of(model: Checkpoint, target: int) -> list[Finding]:
+def findings_of(model: Checkpoint) -> list[Finding]:
     """Return the lint of the config; no findings without a config."""
     if not model.config:
         return []
-    found = lint(model.config, ropes=model.ropes, target=target)
+    found = lint(model.config, ropes=model.ropes)
     if model.arch is not None:  # llama.cpp's table knows families that no config describes; a file states lengths once
         return [one for one in found if one.code not in ("unread-settings", "original-max-overridden")]
     if model.alpha is not None and not has_weights(model.path):

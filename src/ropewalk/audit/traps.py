@@ -22,7 +22,7 @@ LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
 def lengths(block: Block) -> Iterator[Finding]:
     """Find lengths that are missing, that contradict each other or the factor, or that differ from the training."""
     factor, longest = block.number("factor"), block.number("max_position_embeddings")
-    original, rope = block.number("original_max_position_embeddings"), block.rope
+    original = block.number("original_max_position_embeddings")
     if block.rope_type in LENGTH_RULES and not original:
         yield block.error(
             "original-max-missing",
@@ -30,15 +30,19 @@ def lengths(block: Block) -> Iterator[Finding]:
             "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
             "Write `original_max_position_embeddings`: the trained length before the extension.",
         )
-    elif block.rope_type in LENGTH_RULES and factor is not None and longest is not None and original:
-        ratio, reached = longest / original, factor * original
+    elif (
+        block.rope_type in LENGTH_RULES
+        and factor is not None
+        and longest is not None
+        and original
+        and not math.isclose(factor, ratio := longest / original, rel_tol=1e-3)
+    ):
+        reached = factor * original
         numbers = (
             f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} "
             f"/ {original:,.0f} = {ratio:g}."
         )
-        if math.isclose(factor, ratio, rel_tol=1e-3):
-            pass
-        elif block.is_trained:
+        if block.is_trained:
             yield block.note(
                 "factor-vs-lengths",
                 f"{numbers} The model was trained with the written factor, and transformers uses it.",
@@ -58,18 +62,6 @@ def lengths(block: Block) -> Iterator[Finding]:
                 f"{numbers} transformers uses the written `factor` (it only warns).",
                 f"Process at most {reached:,.0f} tokens, or make the three numbers agree.",
             )
-    trained = None if rope is None or rope.trained is None else rope.trained.length
-    stated = None if rope is None else rope.max_position_embeddings
-    if trained is not None and stated is not None and trained != stated:
-        shorter = stated < trained
-        what = f"max_position_embeddings is {stated:,}; the model was trained to {trained:,} tokens."
-        yield block.note(
-            "stated-length",
-            what if shorter else f"{what} Longer texts are an extrapolation.",
-            "Programs that stop at the stated length use only a part of the trained length."
-            if shorter
-            else "`ropewalk doctor` measures the context length that the model uses.",
-        )
     inner, family = block.written.get("original_max_position_embeddings"), block.family
     outer = block.config.get(
         "original_max_position_embeddings", family.defaults.get("original_max_position_embeddings") if family else None
@@ -84,7 +76,7 @@ def lengths(block: Block) -> Iterator[Finding]:
 
 
 def spelling(block: Block) -> Iterator[Finding]:
-    """Find two different blocks, a rule in the old spelling or in both, and names with a meaning of their own."""
+    """Find two different blocks, a rule in two spellings, and names with a meaning of their own."""
     old, new = block.config.get("rope_scaling"), block.config.get("rope_parameters")
     if old and new and old != new:
         yield block.warning(
@@ -99,19 +91,9 @@ def spelling(block: Block) -> Iterator[Finding]:
             f"`type` is {written['type']!r} but `rope_type` is {written['rope_type']!r}.",
             "Remove `type`: programs differ in which one they use.",
         )
-    elif "type" in written and "rope_type" not in written and written["type"] not in ("su", "mrope"):
-        yield block.note(
-            "old-spelling",
-            "The rule's key is `type`, the spelling before transformers 4.43, which every release still supports.",
-            "Write both: programs that only support `rope_type` may ignore the block.",
-        )
     own, key = (block.family.meanings if block.family else {}).get(given, (None, None))
-    meaning = own if own is not None and key is None else None
-    if given == "su":
-        meaning = "longrope"
-    elif given == "mrope":
-        meaning = "default, with the axes of its sections"
-    elif given == "dynamic" and "alpha" in written:
+    meaning = {"su": "longrope", "mrope": "default, with the axes of its sections"}.get(given, None if key else own)
+    if given == "dynamic" and "alpha" in written:
         meaning = "NTK with a fixed theta * alpha^(d/(d-2))"
     if meaning is not None:
         yield block.note(
@@ -161,26 +143,21 @@ def theta(block: Block) -> Iterator[Finding]:
 
 
 def theta_small(block: Block) -> Iterator[Finding]:
-    """Find a theta that is too small for the trained length (a lost key), if the base bound applies."""
+    """Find a missing theta whose default is too small for the trained length, if the base bound applies."""
     rope = block.rope
-    if rope is None or rope.trained_length is None:
+    if rope is None or rope.trained_length is None or block.theta_is_written:
         return
     trained, known = rope.trained_length, rope.as_trained()
     frequencies, _ = text_frequencies(known, trained)
     distance = reach(frequencies, trained)
-    share = 16 if block.theta_is_written else 4
-    if distance is None or share * distance >= trained or why_no_bound(known, frequencies, block.layers) is not None:
+    if distance is None or 4 * distance >= trained or why_no_bound(known, frequencies, block.layers) is not None:
         return
-    reason = (
-        f"for a trained length of {trained:,}: by a heuristic (Men et al. 2024) it reaches {distance:,} tokens, less "
-        f"than 1/{share} of it."
+    yield block.warning(
+        "theta-small",
+        f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small for a trained length of "
+        f"{trained:,}: by a heuristic (Men et al. 2024) it reaches {distance:,} tokens, less than 1/4 of it.",
+        "Compare with the original config.json: the key may be lost.",
     )
-    if block.theta_is_written:
-        cure = "Keep it if the model was trained with it; a converter may also have lost the key."
-        yield block.note("theta-small", f"theta {rope.theta:,.0f} is unusually small {reason}", cure)
-    else:
-        fact = f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small {reason}"
-        yield block.warning("theta-small", fact, "Compare with the original config.json: the key may be lost.")
 
 
 def ignored(block: Block) -> Iterator[Finding]:
@@ -196,9 +173,8 @@ def ignored(block: Block) -> Iterator[Finding]:
     unread = unread_keys(block.config, family)
     if unread or (family is None and block.model_type):
         what = [f"Not used: {described(unread)}."] if unread else []
-        what += (
-            [] if family else [f"`model_type` {block.model_type!r} is unknown: only the config's own keys are used."]
-        )
+        if family is None:
+            what.append(f"`model_type` {block.model_type!r} is unknown: only the config's own keys are used.")
         cure = "Compare with the model's own code: its positions may differ from this description."
         yield dataclasses.replace(block.warning("unread-settings", " ".join(what), cure), layer_type=None)
     whole = family is not None and family.partial is None and not family.mla
@@ -235,28 +211,6 @@ def dynamic(block: Block) -> Iterator[Finding]:
             f"dynamic starts stretching at max_position_embeddings ({longest:,.0f}); the "
             f"`original_max_position_embeddings` of {original:,.0f} has no effect.",
             "Remove it, and set max_position_embeddings to the trained length.",
-        )
-
-
-def attention_factor(block: Block) -> Iterator[Finding]:
-    """Find an attention_factor that differs from the rule's own."""
-    given, factor = block.number("attention_factor"), block.number("factor")
-    if block.rope_type not in ("yarn", "longrope") or given is None:
-        return
-    original, longest = block.number("original_max_position_embeddings"), block.number("max_position_embeddings")
-    if factor is None and original and longest:
-        factor = longest / original
-    usual = None
-    if factor is not None and block.rope_type == "yarn":
-        usual = yarn_mscale(factor, 1.0)
-    elif factor is not None and original and original > 1:
-        usual = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
-    if usual is not None and not math.isclose(given, usual, rel_tol=1e-3):
-        yield block.note(
-            "attention-factor",
-            f"`attention_factor` is {given:g}; {block.rope_type}'s own for factor {factor:g} is {usual:.4f}. It "
-            "multiplies queries and keys, so logits by its square.",
-            "Keep it: it belongs to the model." if block.is_trained else "Keep it if the checkpoint was tuned with it.",
         )
 
 
@@ -337,14 +291,6 @@ def local_layers_scaled(block: Block) -> Iterator[Finding]:
     without = window is None and (family.module.window_key if family else "sliding_window") in block.config
     if not windowed or not others or without:
         return
-    if block.model_type == "olmo3":
-        yield block.note(
-            "local-layers-scaled",
-            f"The {block.rope_type} block is only for full_attention layers, as the model was trained; transformers "
-            "5.0 to 5.12 applied it to sliding layers, too (huggingface/transformers#45945).",
-            "Use a release before or after those.",
-        )
-        return
     if block.is_trained or (family and (family.scaled or family.blocks)):
         return
     within = f"which never attend beyond their window{f' of {window:,} tokens' if window else ''}"
@@ -403,27 +349,16 @@ def axes_unwritten(block: Block) -> Iterator[Finding]:
 
 
 TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
-    lengths, spelling, theta, ignored, dynamic, attention_factor, mscale, longrope, local_layers_scaled,
+    lengths, spelling, theta, ignored, dynamic, mscale, longrope, local_layers_scaled,
     block_outside_text, axes_unwritten, theta_small,
 )  # fmt: skip
 
 
-def lint(
-    config: Mapping[str, Any],
-    *,
-    ropes: ModelRopes | None = None,
-    target: int = 32_768,
-) -> list[Finding]:
-    """Return the known traps in a Hugging Face config, most severe first.
+def lint(config: Mapping[str, Any], *, ropes: ModelRopes | None = None) -> list[Finding]:
+    """Return the known traps in a config.json, most severe first; those about frequencies need `ropes` of the model.
 
-    **Arguments:**
-    - `config`: the raw dict of a config.json, or of a nested `text_config`.
-    - `ropes`: of the model, if known; traps about frequencies need them.
-    - `target`: the required length in tokens.
-
-    >>> findings = lint({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 10000.0})
-    >>> [finding.code for finding in findings]
-    ['old-spelling']
+    >>> [finding.code for finding in lint({"rope_theta": None})]
+    ['theta-null']
     """
     known = ropes.rotating if ropes else {}
     findings: list[Finding] = []
@@ -432,7 +367,7 @@ def lint(
         if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
             label = "full_attention" if "full_attention" in known else next(iter(known), None)
         layers = ropes.layers_of(label) if ropes and label in known else Layers()
-        ready = dataclasses.replace(block, rope=known.get(label), layers=layers, target=target)
+        ready = dataclasses.replace(block, rope=known.get(label), layers=layers)
         findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))

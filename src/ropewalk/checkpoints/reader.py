@@ -17,7 +17,7 @@ from torch import Tensor
 from ropewalk.attachment import Attachment, attachment_of
 from ropewalk.attachment.config_keys import fields_under
 from ropewalk.attachment.handle import attach_silently
-from ropewalk.attachment.layers import positions_of, text_config_of
+from ropewalk.attachment.rotary import positions_of, text_config_of
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.methods import Reach, trained_length_of

@@ -46,8 +46,9 @@ def inspect(
 
     from ropewalk.atomic_io import check_output
     from ropewalk.audit.audit import answer, summary
-    from ropewalk.audit.compare import compare, open_base
+    from ropewalk.audit.compare import compare
     from ropewalk.audit.sources import audits_of, findings_of, inspection
+    from ropewalk.checkpoints.checkpoint import Checkpoint
     from ropewalk.errors import RopeError
     from ropewalk.progress import plain_console
     from ropewalk.serving.started import served_words, started
@@ -70,13 +71,13 @@ def inspect(
     models = (
         [done.model]
         if done
-        else [open_base(str(one), rotates=other is None) for one in (source, other) if one is not None]
+        else [Checkpoint.open(str(one), rotates=other is None) for one in (source, other) if one is not None]
     )
     name, none, after = models[0].name, "Lint: no known trap in the config.", list[str]()
     if other is None:
         audits = audits_of(models[0], trained_length=trained_length, target=target)
         rows = answer(audits, served_words(models[0], done))
-        findings = findings_of(models[0], audits[0].target)
+        findings = findings_of(models[0])
         if done is not None:
             findings = [*done.findings, *(one for one in findings if one.severity != "note")]
             name, none = f"{name} by {done.command.engine}", "Every setting of the rope has its effect."

@@ -289,7 +289,7 @@ def gather(
         for window, one in zip(windows, readings["plain"], strict=False)
         for group in groups_of(window.facts, one.control)
     ]
-    many = max(1, sum(METHODS[name].extends and not METHODS[name].forgets for name in right))
+    many = max(1, sum(METHODS[name].extends for name in right))
     pairs = (_more(pair, right, windows, comparisons=many) for pair in itertools.permutations(right, 2))
     return Evidence(
         windows=len(readings["plain"]), trained=trained, target=target, standings=standings,

@@ -205,7 +205,7 @@ def prepare(
     return DoctorRun(
         plan=chosen.plan, texts=chosen.texts, layout=chosen.layout, filled=chosen.filled, windows=chosen.windows,
         engines=chosen.engines, opened=opened, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        inspection=inspection(opened.source.name, audits, findings_of(opened.source, design.target)), began=began,
+        inspection=inspection(opened.source.name, audits, findings_of(opened.source)), began=began,
         clock=clock, kept=tuple(kept), record=record,
     )  # fmt: skip
 

@@ -47,8 +47,8 @@ class Decision:
 
 
 def methods_of(evidence: Evidence) -> list[str]:
-    """Return the measured methods that may extend the model: neither plain nor one that forgets."""
-    return [name for name in evidence.standings if METHODS[name].extends and not METHODS[name].forgets]
+    """Return the measured methods that may extend the model: neither plain nor crop."""
+    return [name for name in evidence.standings if METHODS[name].extends]
 
 
 def works(evidence: Evidence, name: str) -> bool:

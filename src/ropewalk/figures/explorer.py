@@ -112,7 +112,7 @@ def method_entries() -> list[dict[str, Any]]:
             "source": method.source,
             **css_look(method.look),
             "kind": "attention" if method.in_attention else "frequencies" if method.scaling is not None else "other",
-            "forgets": method.forgets,
+            "forgets": method.crops,
             "positions": _positions(method),
         }
         for method in METHODS.values()

@@ -105,7 +105,7 @@ def _method(model: Decoder, method: Method, reach: Reach) -> dict[str, Any]:
         "changes": method.changes,
         "color": method.look.color,
         "crops": method.crops,
-        "forgets": method.forgets,
+        "forgets": method.crops,
         "frequencies": None if frequencies is None else frequencies.inv_freq[0].tolist(),
         "attentionFactor": 1.0 if frequencies is None else frequencies.attention_factor,
         "regions": None if extension is None or not extension.remaps else _regions(extension, index),

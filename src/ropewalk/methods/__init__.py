@@ -5,7 +5,6 @@
 
 from ropewalk.methods.ropes import (
     Reach,
-    extended,
     is_unsettled,
     longrope_block,
     main_rope,

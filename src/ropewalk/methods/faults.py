@@ -155,13 +155,9 @@ def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
 
 
 def hypotheses(expected: ModelRopes, *, trained: int) -> list[Hypothesis]:
-    """Return the different hypotheses to compare answers with, the expected one first.
+    """Return the different hypotheses to compare an engine's answers with, the expected one first.
 
-    The set depends on `expected`: its factor, halved and doubled, its lengths, its layers.
-
-    **Arguments:**
-    - `expected`: the positions the engine should apply.
-    - `trained`: the trained length in tokens.
+    `expected`: the positions the engine should apply. `trained`: the trained length in tokens.
     """
     extended = any(extension is not None for extension in expected.extensions)  # it may act from the first token on
     first = Hypothesis("as expected", expected, 0 if extended else trained)
@@ -207,11 +203,8 @@ def other_faults(expected: ModelRopes) -> Iterator[Hypothesis]:
         yield from _thetas(expected, unscaled)
         positions = expected.mapped(RopeConfig.unscaled) if unscaled else expected
         swapped = positions.mapped(lambda rope: replace(rope, interleaved=not rope.interleaved))
-        yield Hypothesis(
-            f"{'no scaling, ' if unscaled else ''}the other pairing",
-            swapped,
-            cure="Convert the weights for this pairing.",
-        )
+        name = "no scaling, the other pairing" if unscaled else "the other pairing"
+        yield Hypothesis(name, swapped, cure="Convert the weights for this pairing.")
 
 
 def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
@@ -221,67 +214,55 @@ def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
     if not scaled:
         return
     rope, scaling = scaled[0], scaled[0].scaling
-    rule = scaling.rope_type if scaling else ""
+    assert scaling is not None
     for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
         positions = expected.mapped(partial(_with_rule, change=partial(_attention, power=power)))
-        yield Hypothesis(f"{rule} {name}", positions, cure=FACTOR)
+        yield Hypothesis(f"{scaling.rope_type} {name}", positions, cure=FACTOR)
     factor = getattr(scaling, "factor", None)
     if isinstance(factor, int | float):
         near = (factor * times for times in NEAR)
-        yield from (_wrong_factor(rule, factor).at(expected, number) for number in near if number > 1.0)
-    for rules, small in ((_rules(rope), False), (_ramps(rule), True)):
-        for name, change, right in rules:
-            positions = expected.mapped(partial(_with_rule, change=change))
-            if positions != expected:
-                yield Hypothesis(name, positions, small=small, right=right, twice=change is _twice)
+        yield from (_wrong_factor(scaling.rope_type, factor).at(expected, number) for number in near if number > 1.0)
+    for name, change, more in _rules(rope, scaling.rope_type):
+        positions = expected.mapped(partial(_with_rule, change=change))
+        if positions != expected:
+            yield Hypothesis(name, positions, **more)
     for name, power in (("without mscale in the softmax", -1), ("with mscale twice in the softmax", 1)):
         extensions = tuple(_softmax_mscale(rope, power) for rope in expected.ropes)
         if any(extensions):
-            yield Hypothesis(f"{rule} {name}", replace(expected, extensions=extensions))
+            yield Hypothesis(f"{scaling.rope_type} {name}", replace(expected, extensions=extensions))
     yield from _some_layers(expected)
     # dynamic NTK: its frequencies change with every further token
-    if scaling is not None and scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
+    if scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
         for times in (1.5, *FACTORS):
             yield fixed_at(expected, int(times * rope.original_length))
-    if isinstance(getattr(scaling, "factor", None), float) and getattr(scaling, TRAINED_KEY, None):
-        yield Hypothesis(
-            "a factor for each request", expected.mapped(_by_request), cure="Use one factor for all texts."
-        )
+    if isinstance(factor, float) and getattr(scaling, TRAINED_KEY, None):
+        by_request = expected.mapped(partial(_with_rule, change=lambda rope, rule: ByRequest(rule)))
+        yield Hypothesis("a factor for each request", by_request, cure="Use one factor for all texts.")
 
 
+_TWICE, _RAMP = {"twice": True}, {"small": True}
 Change = Callable[[RopeConfig, Any], Scaling]
 """From a rope and its rule to a faulty rule; raises if this rule has no such field, or no such number is valid."""
 
 
-def _rules(rope: RopeConfig) -> Iterator[tuple[str, Change, str]]:
-    """Yield the name of each faulty rule, for a rope with a scaling, the change that makes it, and the right value."""
-    rule = rope.scaling.rope_type if rope.scaling else ""
-    yield "scaling twice", _twice, ""
+def _rules(rope: RopeConfig, rule: str) -> Iterator[tuple[str, Change, dict[str, Any]]]:
+    """Yield the name of each fault of a rule, the change that makes it, and more fields of its hypothesis."""
+    yield "scaling twice", lambda rope, rule: Stacked(rule.written_out(rope.max_position_embeddings), rule), _TWICE
     for ignored in (("attention_factor",), ("mscale", "mscale_all_dim")):
         if getattr(rope.scaling, ignored[0], None) is not None:
-            yield f"{rule}, {ignored[0]} ignored", partial(_without, fields=ignored), ""
+            yield f"{rule}, {ignored[0]} ignored", _with(**dict.fromkeys(ignored)), {}
     for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
-        change = partial(_times, field=TRAINED_KEY, times=times)
-        yield f"{rule} with {TRAINED_KEY} {length}", change, str(rope.original_length)
-    yield f"{rule} by the paper's formula", partial(_replaced, variant="paper"), ""
-    for kept, lost in (("short", "long"), ("long", "short")):
-        change = partial(_one_list, kept=f"{kept}_factor", lost=f"{lost}_factor")
-        yield f"the {kept} factors at every length", change, ""
-
-
-def _ramps(rule: str) -> Iterator[tuple[str, Change, str]]:
-    """Yield the name of each rule with a different ramp between its frequencies, as `_rules`."""
-    usual = partial(_replaced, beta_fast=32.0, beta_slow=1.0)  # llama.cpp's, for most files
-    yield f"{rule} with default betas", usual, ""
+        right = {"right": str(rope.original_length)}
+        yield f"{rule} with {TRAINED_KEY} {length}", partial(_times, field=TRAINED_KEY, times=times), right
+    yield f"{rule} by the paper's formula", _with(variant="paper"), {}
+    yield "the short factors at every length", lambda rope, rule: replace(rule, long_factor=rule.short_factor), {}
+    yield "the long factors at every length", lambda rope, rule: replace(rule, short_factor=rule.long_factor), {}
+    yield f"{rule} with default betas", _with(beta_fast=32.0, beta_slow=1.0), _RAMP  # llama.cpp's, for most files
     for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
         for times in (0.5, 2.0):
-            yield f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times), ""
+            yield f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times), _RAMP
     for truncate, word in ((False, "without"), (True, "with")):
-        yield f"{rule} {word} rounded bounds", partial(_replaced, truncate=truncate), ""
-
-
-def _one_list(rope: RopeConfig, rule: Any, kept: str, lost: str) -> Scaling:
-    return _replaced(rope, rule, **{lost: getattr(rule, kept)})
+        yield f"{rule} {word} rounded bounds", _with(truncate=truncate), _RAMP
 
 
 def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
@@ -292,29 +273,18 @@ def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
         return rope
 
 
-def _twice(rope: RopeConfig, rule: Any) -> Scaling:
-    return Stacked(rule.written_out(rope.max_position_embeddings), rule)
+def _with(**fields: object) -> Change:
+    return lambda rope, rule: replace(rule, **fields)
 
 
-def _replaced(rope: RopeConfig, rule: Any, **fields: object) -> Scaling:
-    changed: Scaling = replace(rule, **fields)
-    return changed
-
-
-def _without(rope: RopeConfig, rule: Any, fields: tuple[str, ...]) -> Scaling:
-    unset: dict[str, Any] = dict.fromkeys(fields)
-    changed: Scaling = replace(rule, **unset)
-    return changed
-
-
-def _times(rope: RopeConfig, rule: Any, field: str, times: float) -> Scaling:
+def _times(rope: RopeConfig, rule: Any, field: str, times: float) -> Any:
     """Return the rule with a field multiplied; a length is rounded to tokens."""
     value = getattr(rule, field) * times
-    return _replaced(rope, rule, **{field: round(value) if field == TRAINED_KEY else value})
+    return replace(rule, **{field: round(value) if field == TRAINED_KEY else value})
 
 
-def _attention(rope: RopeConfig, rule: Any, power: int) -> Scaling:
-    return _replaced(rope, rule, attention_factor=attention_factor_of(rope, HORIZON) ** power)
+def _attention(rope: RopeConfig, rule: Any, power: int) -> Any:
+    return replace(rule, attention_factor=attention_factor_of(rope, HORIZON) ** power)
 
 
 def _softmax_mscale(rope: RopeConfig | None, power: int) -> ScaledLogits | None:
@@ -337,10 +307,6 @@ def fixed_at(expected: ModelRopes, length: int) -> Hypothesis:
     """Return the frequencies of one length at every length, for ropes whose frequencies follow it."""
     positions = expected.mapped(lambda rope: given(rope, columns_of(rope, length)))
     return Hypothesis(f"dynamic scaling fixed at {length} tokens", positions, cure=LENGTH)
-
-
-def _by_request(rope: RopeConfig) -> RopeConfig:
-    return _with_rule(rope, lambda rope, rule: ByRequest(rule))
 
 
 def given(rope: RopeConfig, columns: Sequence[float]) -> RopeConfig:
@@ -387,15 +353,13 @@ def _some_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
     applied = attention_factor_of(scaled[0], HORIZON)
     usual = yarn_mscale(getattr(scaled[0].scaling, "factor", None) or 1.0, 1.0)
     for factor in (applied, applied / usual):
-        pairs = zip(expected.ropes, sliding, strict=True)
-        ropes = tuple(_with_factor(rope, factor) if rope is not None and window else rope for rope, window in pairs)
+        ropes = tuple(
+            replace(rope, scaling=YaRN(1.0, rope.max_position_embeddings or HORIZON, attention_factor=factor))
+            if rope is not None and window
+            else rope
+            for rope, window in zip(expected.ropes, sliding, strict=True)
+        )
         yield Hypothesis(f"attention factor {factor:.3g} on sliding layers, too", replace(expected, ropes=ropes))
-
-
-def _with_factor(rope: RopeConfig, factor: float) -> RopeConfig:
-    """Return a plain rope with an attention factor."""
-    length = rope.max_position_embeddings or HORIZON
-    return replace(rope, scaling=YaRN(1.0, length, attention_factor=factor))
 
 
 def _still_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
@@ -446,12 +410,12 @@ def _layers(expected: ModelRopes) -> Iterator[Hypothesis]:
             yield Hypothesis(f"the rope of {label} layers on all layers", expected.with_rope(other), cure=LAYERS)
         return
     (sliding,), (full,) = kinds[True], kinds[False]
-    for name, on in (
-        ("the full layers' rope on all layers", {True: full, False: full}),
-        ("the sliding layers' rope on all layers", {True: sliding, False: sliding}),
-        ("the ropes of full and sliding layers exchanged", {True: full, False: sliding}),
+    for name, of_sliding, of_full in (
+        ("the full layers' rope on all layers", full, full),
+        ("the sliding layers' rope on all layers", sliding, sliding),
+        ("the ropes of full and sliding layers exchanged", full, sliding),
     ):
-        ropes = tuple(on[window is not None] for window in expected.sliding_windows)
+        ropes = tuple(of_full if window is None else of_sliding for window in expected.sliding_windows)
         yield Hypothesis(name, replace(expected, ropes=ropes), cure=LAYERS)
 
 
@@ -472,23 +436,18 @@ def methods(expected: ModelRopes, trained: int, without: str = "") -> Iterator[H
                 except RopeError:
                     continue  # the method does not support this rope
                 where = "" if len(lengths) == 1 else f" from {length}"
-                yield Hypothesis(
-                    f"{method.name} {factor:g}{where}{_known_as(method.name, positions)}",
-                    positions,
-                    method.equal_below(reach),
-                )
+                name = f"{method.name} {factor:g}{where}{_known_as(method.name, positions)}"
+                yield Hypothesis(name, positions, method.equal_below(reach))
 
 
 def _known_as(method: str, positions: ModelRopes) -> str:
     """Return the name in configs and engines if it differs: the theta that the method sets, or its rope_type."""
     rules = {rope.scaling for rope in positions.present_ropes if rope.scaling is not None}
-    if len(rules) != 1:
-        return ""
-    (rule,) = rules
+    rule = rules.pop() if len(rules) == 1 else None
     theta = getattr(rule, "theta", None)
     if theta is not None:
         return f" (theta {theta:.0f})"
-    return f" ({rule.rope_type})" if method == "pi" else ""
+    return f" ({rule.rope_type})" if rule and method == "pi" else ""
 
 
 def _thetas(expected: ModelRopes, unscaled: bool) -> Iterator[Hypothesis]:

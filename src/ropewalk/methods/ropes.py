@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import Scaling, Stacked
 from ropewalk.rope.values import as_whole, check_whole
 
 
@@ -24,9 +22,6 @@ class Reach:
     - `trained`: the trained length, with the model's own scaling. `target`: the required length.
 
     **Raises:** `RopeError` for lengths that are not whole numbers of at least 1.
-
-    >>> Reach(8192, 32768).factor
-    4.0
     """
 
     trained: int
@@ -48,48 +43,16 @@ class Reach:
         return self.target > self.trained
 
 
-def extended(base: RopeConfig, rule: Scaling, *, trained: int, length: int) -> RopeConfig:
-    """Return a rope as it was trained, with one more rule applied to its frequencies.
-
-    - `trained`: the trained length of `base` in tokens. `length`: the config's max_position_embeddings.
-
-    >>> from ropewalk.rope.scaling import Linear
-    >>> base = RopeConfig(64, interleaved=False, scaling=Linear(8.0), trained=Trained(True))
-    >>> extended(base, Linear(2.0), trained=1024, length=1024).scaling
-    Stacked(of=Linear(factor=8.0), by=Linear(factor=2.0))
-    """
-    if base.scaling is None:
-        return dataclasses.replace(base, scaling=rule, max_position_embeddings=length, trained=None)
-    both = Stacked(base.scaling.written_out(base.max_position_embeddings), rule)
-    return dataclasses.replace(base, scaling=both, max_position_embeddings=length, trained=Trained(False, trained))
-
-
-def divisors_of(rope: RopeConfig, length: int) -> tuple[float, ...]:
-    """Return theta's unscaled frequencies divided by the rope's frequencies at a length, pair by pair.
-
-    >>> from ropewalk.rope.scaling import Linear
-    >>> divisors_of(RopeConfig(4, interleaved=False, scaling=Linear(8.0)), 64)
-    (8.0, 8.0)
-    """
-    plain = columns_of(dataclasses.replace(rope, scaling=None))
-    return tuple(f / g if g else math.inf for f, g in zip(plain, columns_of(rope, length), strict=True))
-
-
 def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any] | None:
-    """Return a complete `longrope` block: one divisor of theta's frequencies for each pair.
+    """Return a `longrope` block with a divisor for each pair, two equal lists for any rule that ignores the length.
 
-    Two equal lists express any rule with length-independent frequencies. `trained`: tokens at which the lists switch,
-    unless the rope has such a length. Returns None if divisors cannot express the frequencies.
-
-    >>> from ropewalk.rope.scaling import Linear
-    >>> longrope_block(RopeConfig(4, interleaved=False, scaling=Linear(4.0)), 16, 64)["long_factor"]
-    [4.0, 4.0]
+    `trained`: tokens at which the lists switch, unless the rope has such a length. None if divisors cannot express it.
     """
     switch = trained if rope.switch_length is None else rope.switch_length
     if switch < 2 or (rope.needs_seq_len and rope.switch_length is None) or not rope.can_be_extended:
         return None
     try:
-        own = dataclasses.replace(rope, scaling=None).to_hf()
+        own = replace(rope, scaling=None).to_hf()
     except RopeError:  # no block has this order of axes
         return None
     plain = columns_of(rope.unscaled())
@@ -129,13 +92,7 @@ def main_rope(ropes: Sequence[RopeConfig | None]) -> RopeConfig | None:
 
 
 def unsettled(positions: ModelRopes) -> RopeConfig | None:
-    """Return the first rope with a scaling of unknown training status, or None.
-
-    >>> from ropewalk.rope.scaling import Linear
-    >>> rope = RopeConfig(8, interleaved=False, scaling=Linear(2.0))
-    >>> unsettled(ModelRopes((rope,), (None,), (None,))) is rope
-    True
-    """
+    """Return the first rope with a scaling of unknown training status, or None."""
     return next((rope for rope in positions.present_ropes if is_unsettled(rope)), None)
 
 
@@ -151,13 +108,7 @@ def settled(positions: ModelRopes, with_scaling: bool, source: str) -> ModelRope
 
 
 def why_no_effect(own: ModelRopes, changed: ModelRopes, length: int) -> str | None:
-    """Return why a method changes no layer up to this length in tokens, as a clause; None if it changes one.
-
-    >>> rope = RopeConfig(8, interleaved=False)
-    >>> windowed = ModelRopes((rope, None), (None, None), (4096, None))
-    >>> (why_no_effect(windowed, windowed, 131072) or "")[:41]
-    'every layer that rotates has a window wit'
-    """
+    """Return why a method changes no layer up to this length in tokens, as a clause; None if it changes one."""
     pairs = {(before.as_trained(), after) for before, after in zip(own.ropes, changed.ropes, strict=True) if before}
     same = all(after is not None and same_rope(before, after, (1, length)) for before, after in pairs)
     if any(changed.extensions) or not same:
@@ -167,14 +118,7 @@ def why_no_effect(own: ModelRopes, changed: ModelRopes, length: int) -> str | No
 
 
 def settled_by_length(positions: ModelRopes, length: int | None) -> ModelRopes:
-    """Return the same positions; a stated trained length settles an unknown scaling if it changes that length.
-
-    >>> from ropewalk.rope.scaling import YaRN
-    >>> rope = RopeConfig(8, interleaved=False, scaling=YaRN(4.0, 16), max_position_embeddings=64)
-    >>> one = ModelRopes((rope,), (None,), (None,))
-    >>> [settled_by_length(one, n).ropes[0].scaling_is_trained for n in (64, 16, None)]
-    [True, False, None]
-    """
+    """Return the same positions; a stated trained length settles an unknown scaling if it changes that length."""
     rope = unsettled(positions)
     if rope is None or length is None or rope.original_length is None or rope.scaled_length is None:
         return positions
@@ -184,23 +128,14 @@ def settled_by_length(positions: ModelRopes, length: int | None) -> ModelRopes:
 
 
 def trained_length_of(positions: ModelRopes) -> int | None:
-    """Return the trained length in tokens of the rope with the longest reach, else of the first rope that has one.
-
-    >>> rope = RopeConfig(8, interleaved=False, max_position_embeddings=64)
-    >>> trained_length_of(ModelRopes((None, rope), (None, None), (None, None)))
-    64
-    """
+    """Return the trained length in tokens of the rope with the longest reach, else of the first rope that has one."""
     main, ropes = main_rope(positions.ropes), positions.present_ropes
     lengths = (rope.trained_length for rope in ((main,) if main is not None else ()) + ropes)
     return next((length for length in lengths if length is not None), None)
 
 
 def required_trained_length(positions: ModelRopes, given: int | None) -> int:
-    """Return the trained length: `given`, or the model's own.
-
-    Raises `RopeError` if the model has no rope, if its length is unknown and not given, or if it has a scaling of
-    unknown training status.
-    """
+    """Return `given` or the model's own trained length; raise `RopeError` without a rope, or if it is unknown."""
     ropes = positions.present_ropes
     if not ropes:
         raise RopeError(

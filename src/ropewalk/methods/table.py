@@ -9,12 +9,13 @@ from functools import partial
 from types import MappingProxyType
 
 from ropewalk.errors import RopeError
-from ropewalk.methods.ropes import Reach, divisors_of, extended
+from ropewalk.families import Trained
+from ropewalk.methods.ropes import Reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
-from ropewalk.rope.frequencies import smallest_theta
+from ropewalk.rope.frequencies import columns_of, smallest_theta
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, Resonance, Scaling, YaRN
+from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, Resonance, Scaling, Stacked, YaRN
 from ropewalk.rope.values import names_of
 
 ALL = "all"
@@ -42,8 +43,8 @@ class Method:
     - `extension`: for a method in attention, its rule there.
     - `keeps_own`: the checkpoint's scaling and extensions do not change. Every other method first removes extensions,
       and scalings that were not used in training.
-    - `crops`: the model processes fresh windows of the trained length. `forgets`: distant tokens are not visible, so a
-      lower loss does not show a longer context; the method is a baseline, and never recommended.
+    - `crops`: the model processes fresh windows of the trained length. Distant tokens are not visible, so a lower loss
+      does not show a longer context; the method is a baseline, and never recommended.
     - `equal_below`: the number of first tokens of a row with the same results as under `plain`, which need not be
       computed again; 0 if every token may differ.
     - `on_request`: measured only by name or with "all", and no hypothesis of `ropewalk verify`: no engine applies it.
@@ -68,7 +69,6 @@ class Method:
     equal_below: Callable[[Reach], int] = lambda reach: 0
     keeps_own: bool = False
     crops: bool = False
-    forgets: bool = False
     on_request: bool = False
 
     @property
@@ -87,17 +87,10 @@ class Method:
         return f"no: {self.not_in_config}" if self.config is None else f"yes ({self.config})"
 
     def positions(self, current: ModelRopes, reach: Reach) -> ModelRopes:
-        """Return each layer's rope and extension under this method.
+        """Return each layer's rope and extension under this method; raise `RopeError` if it cannot be applied.
 
         Layers without a rope keep none. Layers with a sliding window of at most the trained length keep the rope of
         training, and get no extension. No sliding layer gets an extension that remaps positions.
-
-        **Raises:** `RopeError` if the method cannot be applied.
-
-        >>> from ropewalk.methods import METHODS
-        >>> rope = RopeConfig(64, interleaved=False)
-        >>> METHODS["pi"].positions(ModelRopes((rope,), (None,), (None,)), Reach(512, 2048)).ropes[0].scaling
-        Linear(factor=4.0)
         """
         if self.keeps_own:
             return current
@@ -123,14 +116,7 @@ class Method:
         )
 
     def rope(self, rope: RopeConfig, reach: Reach) -> RopeConfig:
-        """Return one rope under this method, starting from the rope as it was trained (`RopeConfig.as_trained`).
-
-        **Raises:** `RopeError` if the method cannot be applied.
-
-        >>> from ropewalk.methods import METHODS
-        >>> METHODS["yarn"].rope(RopeConfig(64, interleaved=False), Reach(512, 2048)).scaling.factor
-        4.0
-        """
+        """Return one rope under this method, on top of the rope as it was trained; raise `RopeError` as `positions`."""
         if self.keeps_own:
             return rope
         base = rope.as_trained()
@@ -143,7 +129,12 @@ class Method:
                 cure="Measure it with --methods plain,as-is.",
             )
         self._check_extends(reach)
-        return extended(base, self.scaling(base, reach), trained=reach.trained, length=reach.trained)
+        rule = self.scaling(base, reach)
+        if base.scaling is None:
+            return replace(base, scaling=rule, max_position_embeddings=reach.trained, trained=None)
+        both = Stacked(base.scaling.written_out(base.max_position_embeddings), rule)
+        length = reach.trained
+        return replace(base, scaling=both, max_position_embeddings=length, trained=Trained(False, length))
 
     def _check_extends(self, reach: Reach) -> None:
         if not reach.extends:
@@ -156,7 +147,10 @@ class Method:
 
 def _abf(base: RopeConfig, reach: Reach) -> ABF:
     """Return the rule with the smallest theta for the target."""
-    divisors = None if base.scaling is None else divisors_of(base, reach.target)
+    divisors = None
+    if base.scaling is not None:
+        pairs = zip(columns_of(replace(base, scaling=None)), columns_of(base, reach.target), strict=True)
+        divisors = tuple(f / g if g else math.inf for f, g in pairs)
     return ABF(smallest_theta(base.ladders[0].dim, reach.target, at_least=base.theta, divisors=divisors))
 
 
@@ -304,7 +298,6 @@ METHOD_TABLE: tuple[Method, ...] = (
         not_in_config="it drops tokens at run time, and the checkpoint does not change",
         crops=True,
         equal_below=lambda reach: reach.trained,
-        forgets=True,
         look=Look("#d55e00", ":", "."),
     ),
 )
@@ -314,22 +307,14 @@ METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method
 
 
 def method_named(name: str) -> Method:
-    """Return the method of this name; raise `RopeError` if there is none.
-
-    >>> method_named("yarn").source
-    '2309.00071'
-    """
+    """Return the method of this name; raise `RopeError` if there is none."""
     if not isinstance(name, str) or name not in METHODS:
         raise RopeError("methods: unknown method.", facts={"method": name}, cure=f"Choose from {', '.join(METHODS)}.")
     return METHODS[name]
 
 
 def named_methods(asked: str | Sequence[str] | None) -> list[str]:
-    """Return the single names in `asked`; raise `RopeError` for an unknown name, and as `names_of`.
-
-    >>> named_methods(["yarn, dca", "all"])
-    ['yarn', 'dca', 'all']
-    """
+    """Return the single names in `asked`; raise `RopeError` for an unknown name, and as `names_of`."""
     words = names_of("methods: the list", asked)
     unknown = sorted(set(words) - {ALL, *METHODS})
     if unknown:
@@ -353,10 +338,7 @@ def chosen_methods(asked: Sequence[str] | None, positions: ModelRopes, reach: Re
     named = {"plain", *words} - {ALL}
     if ALL in words:
         named |= set(default_methods(positions, reach))
-        if reach.extends:
-            named |= {name for name, method in METHODS.items() if method.in_attention}
-            if all(rope.can_be_extended for rope in positions.present_ropes):
-                named |= {name for name, method in METHODS.items() if method.scaling is not None}
+        named |= {name for name, method in METHODS.items() if method.in_attention and reach.extends}
     return tuple(name for name in METHODS if name in named)
 
 
