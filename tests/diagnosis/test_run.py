@@ -57,6 +57,17 @@ def answer(run: DoctorRun) -> Diagnosis:
     return run.measure(False)
 
 
+@pytest.fixture
+def opened_once(run: DoctorRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model and the text of `run`, for tests of what is planned."""
+
+    def opened(_: object, settings: DoctorSettings, __: object = None) -> Any:
+        minutes = settings.minutes or prepare_module.CPU_MINUTES
+        return dataclasses.replace(run.opened, settings=settings, minutes=minutes)
+
+    monkeypatch.setattr(prepare_module, "open_model", opened)
+
+
 def test_the_answer(answer: Diagnosis) -> None:
     assert (answer.verdict.action, answer.verdict.method) == ("extend", "dca")
     assert answer.verdict.length > 256
@@ -81,10 +92,9 @@ def test_the_texts_without_text(built_in: bool) -> None:
 def test_a_copy_of_the_built_in_model_has_its_answer(tmp_path: Path) -> None:
     """The texts, methods and numbers follow from the weights, not from the name."""
     shutil.copytree(find("tiny"), tmp_path / "copy")
-    found = [
-        rw.doctor(str(model), target=512, windows=1, state=tmp_path / str(number), progress=False)
-        for number, model in enumerate(("tiny", tmp_path / "copy"))
-    ]
+    settings = [DoctorSettings(target=512, windows=1, methods="pi", state=tmp_path / name) for name in "ab"]
+    runs = [prepare(str(model), each, False) for model, each in zip(("tiny", tmp_path / "copy"), settings, strict=True)]
+    found = [run.measure(False) for run in runs]
     assert found[0].texts == ("moby_dick",)
     assert found[0].evidence == found[1].evidence
     assert found[0].rows() == found[1].rows()
@@ -242,6 +252,7 @@ def test_within_the_trained_length(tmp_path: Path) -> None:
     assert "finds beyond" not in found.table()
 
 
+@pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(
     ("engine", "minutes", "methods"),
     [
@@ -262,6 +273,7 @@ def test_three_methods_are_compared(
     assert bool(run.notes) == (minutes is not None)
 
 
+@pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(("seconds", "fast", "noted"), [(60, True, True), (60, False, False), (1, True, False)])
 def test_a_slow_run_names_a_faster_dtype(
     seconds: int, fast: bool, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +309,7 @@ class Lines(SilentProgress):
         self.line, self.expect = self.lines.append, self.advance
 
 
+@pytest.mark.usefixtures("opened_once")
 def test_the_minutes(tmp_path: Path) -> None:
     """What does not fit is refused before any work, with the command that fits."""
     ticks = iter(range(0, 10**9, 40))
@@ -309,6 +322,7 @@ def test_the_minutes(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/*.jsonl"))
 
 
+@pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(
     ("methods", "sentence"), [("yarn", "Other --methods may work."), ("all", "Every method was measured")]
 )
