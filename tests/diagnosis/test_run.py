@@ -6,10 +6,8 @@ import dataclasses
 import io
 import json
 import math
-import os
 import re
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +34,6 @@ from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
-from ropewalk.serving.engines import ENGINES
 from tests.figures.pages import Page
 from tests.models.material import gguf_of
 
@@ -157,35 +154,6 @@ def test_the_printed_python_runs(
     exec(compile(lines, "lines", "exec"), scope)
     handle = attachment_of(scope["model"])
     assert (handle.method.name, handle.target) == ("dca", 512)
-
-
-@pytest.mark.parametrize("engine", [None, *ENGINES])
-def test_the_printed_commands_are_quoted(
-    engine: str | None, run: DoctorRun, answer: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A shell passes each name on as it is: of the model, the record, a text, and the file that is written."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / HOSTILE).mkdir()
-    program = tmp_path / "bin" / "ropewalk"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
-    program.chmod(0o755)
-    hostile = dataclasses.replace(run, opened=dataclasses.replace(run.opened, model=HOSTILE))
-    command = hostile._command("yarn", 512, engine, Path(HOSTILE, "a.json"))
-    again = doctor_command(HOSTILE, DoctorSettings(text=HOSTILE), kept=["--json", HOSTILE], resume=True)
-    verdict = dataclasses.replace(answer.verdict, command=command, next=again, next_sentence="Or:")
-    console = Console(file=io.StringIO(), width=80)
-    print_diagnosis(console, dataclasses.replace(answer, verdict=verdict))
-    lines = console.file.getvalue().partition("\nOr:\n")[2].replace("\nNext:\n", "\n")
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-c", lines], env={"PATH": path}, capture_output=True, text=True, check=True)
-    words = done.stdout.split("\0")
-    assert words[: words.index("--resume") + 3] == [
-        "doctor", HOSTILE, "--text", HOSTILE, "--resume", "--json", HOSTILE
-    ]  # fmt: skip
-    assert str(tmp_path / HOSTILE) in words
-    assert str(tmp_path / HOSTILE / "a.json") in words
-    assert [path.name for path in tmp_path.iterdir() if path.name not in (HOSTILE, "bin")] == []
 
 
 def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:
