@@ -14,8 +14,9 @@ demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
 
 # The tests to run while working: two processes, each of which takes whole files. Each has one thread, also the processes
-# that tests start: the tensors are tiny, and a second thread would spin.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# that tests start: the tensors are tiny, and a second thread would spin. Bytecode is kept, also where the shell forbids it:
+# compiling the tests and the package in every process takes a tenth of the time.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: $(READY)
 	$(PYTEST) -m "not slow and not thorough"

@@ -71,7 +71,9 @@ def test_a_hostile_name_is_one_argument(name: str, place: Path, capsys: pytest.C
                 for one in ("serve.py", "Modelfile"):
                     Path(one).unlink(missing_ok=True)
         for engine in (None, *ENGINES):
-            given = arguments(place, setting_command(engine, source, "yarn", target=1024))
-            assert os.path.abspath(source) in given
-        command = doctor_command(source, DoctorSettings(), resume=True)
-        assert os.path.relpath(arguments(place, str(command))[2]) == relative
+            given = arguments(place, setting_command(engine, source, "yarn", target=1024, record=Path(name, "a.json")))
+            assert {os.path.abspath(source), os.path.abspath(f"{name}/a.json")} <= {*given}
+        command = doctor_command(source, DoctorSettings(text=name), kept=["--json", name], resume=True)
+        given = arguments(place, str(command))
+        named = [os.path.relpath(given[place]) for place in (2, 4, 7)]
+        assert (given[3], given[5:7], named) == ("--text", ["--resume", "--json"], [relative, name, name])

@@ -20,7 +20,6 @@ from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.diagnosis.rules import Decision
 from ropewalk.diagnosis.run import DoctorRun
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.serving.engines import ENGINES
 from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis, with_verdict
 
@@ -74,15 +73,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DoctorRun:
     return prepare("tiny", settings, False)
 
 
-@pytest.mark.parametrize(
-    ("engine", "from_record"),
-    [*((engine, True) for engine in (*ENGINES, None) if engine != "onnx"), ("vllm", False), (None, False)],
-)
+@pytest.mark.parametrize(("engine", "from_record"), [("vllm", True), (None, True), ("vllm", False), (None, False)])
 def test_the_command_runs(
     run: DoctorRun, found: Diagnosis, engine: str | None, from_record: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Ready to paste, for every engine, from the record and without, with the trained length that was stated."""
+    """Ready to paste, from the record and without, with the trained length that was stated."""
     monkeypatch.chdir(tmp_path)
     found.to_json(tmp_path / "record.json")
     command = run._command("yarn", 512, engine, tmp_path / "record.json" if from_record else None)

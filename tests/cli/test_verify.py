@@ -54,25 +54,27 @@ def test_without_a_cache(cache):
     assert _cache() is None
 
 
-def test_bad_input_is_a_message(tmp_path, capsys):
+def test_bad_input_is_a_message(small, tmp_path, capsys):  # noqa: F811
     """An unknown engine, a server of chat only, a folder as --json."""
+    save(small, tmp_path / "small")
     assert run("tiny", "--engine", "onyx") == 2
     assert "unknown engine" in capsys.readouterr().err
     assert run("tiny", "--engine", "http://127.0.0.1:9", "--json", tmp_path) == 2
     assert "the path of the file is a folder" in capsys.readouterr().err
     with serving(None, lambda path, body, headers: (404, "no such path") if "compl" in path else (200, LISTED)) as url:
-        assert run("tiny", "--engine", url) == 5
+        assert run(tmp_path / "small", "--engine", url) == 5
     assert "Use a server with /v1/completions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("answer", "status"), [(None, 4), (401, 5), (503, 6)])
-def test_a_run_without_a_verdict(answer, status, tmp_path, capsys):
+def test_a_run_without_a_verdict(answer, status, small, tmp_path, capsys):  # noqa: F811
     """A server that is not reached, refuses or is loading: a status each, and no earlier record is left."""
+    save(small, tmp_path / "small")
     record = tmp_path / "verify.json"
     record.write_text('{"generator": "ropewalk", "verdict": {"sentence": "As expected"}}')
     with serving(None, lambda path, body, headers: (answer, "no")) as url:
         address = url if answer else "http://127.0.0.1:9"
-        assert run("tiny", "--engine", address, "--wait", "0", "--json", record) == status
+        assert run(tmp_path / "small", "--engine", address, "--wait", "0", "--json", record) == status
     verdict = json.loads(record.read_text())["verdict"]
     assert (verdict["kind"], verdict["exit_status"]) == ("failed", status)
     assert verdict["sentence"].startswith("No verdict: verify: the server ")

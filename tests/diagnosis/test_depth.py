@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 from collections import Counter
+from contextlib import redirect_stdout
+from io import StringIO
 from itertools import permutations
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,13 +38,26 @@ SMALL: dict[str, Any] = {"target": 512, "methods": "dca", "windows": 1}
 @pytest.fixture(scope="module")
 def found() -> DepthMap:
     """`tiny` up to four times its trained length, unchanged and under dual chunk attention."""
-    return depth_map("tiny", text=TEXT, methods="dca", windows=2, progress=False)
+    return depth_map("tiny", text=TEXT, methods="dca", windows=1, progress=False)
 
 
 @pytest.fixture(scope="module")
-def small() -> DepthMap:
-    """Few windows up to twice the trained length."""
-    return depth_map("tiny", text=TEXT, **SMALL, progress=False)
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The command for few windows up to twice the trained length."""
+    place = tmp_path_factory.mktemp("small")
+    (place / "whale").write_text(TEXT[0][1])
+    words = ["tiny", "--map", "--target", 512, "--methods", "dca", "--text", place / "whale", "--windows", 1]
+    return [*words, "--state", place / "state"]
+
+
+@pytest.fixture(scope="module")
+def small(words: list[Any]) -> tuple[DepthMap, str]:
+    """What the command writes and prints."""
+    with redirect_stdout(StringIO()) as printed:
+        assert doctor(*words, "--json", words[-1].with_name("map.json")) == 0
+    made = read_record(words[-1].with_name("map.json"))
+    assert isinstance(made, DepthMap)
+    return made, printed.getvalue()
 
 
 def placed(window: int, length: int, starts: list[int]) -> MapWindow:
@@ -158,7 +173,7 @@ def test_place_is_told_from_distance() -> None:
     assert "longer ones" not in within
 
 
-def test_a_stopped_map_resumes(small: DepthMap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_map_resumes(small: tuple[DepthMap, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After Ctrl-C the saved windows are not read again, and the map is the same."""
     settings: dict[str, Any] = {"text": TEXT, **SMALL, "state": tmp_path, "progress": False}
     read, at_once = list[str](), depth_module.at_once
@@ -179,7 +194,7 @@ def test_a_stopped_map_resumes(small: DepthMap, tmp_path: Path, monkeypatch: pyt
     again = depth_map("tiny", **settings, resume=True)
     assert len(read) == jobs + jobs - 5
     assert again.notes == ("Resumed: 5 results saved before.",)
-    assert dataclasses.replace(again, environment=small.environment, notes=()) == small
+    assert dataclasses.replace(again, environment=small[0].environment, notes=()) == small[0]
 
 
 def test_the_record_and_the_report(found: DepthMap, tmp_path: Path) -> None:
@@ -201,17 +216,10 @@ def test_the_record_and_the_report(found: DepthMap, tmp_path: Path) -> None:
             DepthMap.from_json({**content, **broken})
 
 
-def test_the_command(small: DepthMap, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(words: list[Any], small: tuple[DepthMap, str], capsys: pytest.CaptureFixture[str]) -> None:
     """It prints the tables and writes the record."""
-    text, record = tmp_path / "whale.txt", tmp_path / "map.json"
-    text.write_text(TEXT[0][1])
-    words = ["tiny", "--map", "--target", 512, "--methods", "dca", "--text", text, "--windows", 1]
-    words += ["--state", tmp_path / "s"]
-    assert doctor(*words, "--json", record) == 0
-    made, output = read_record(record), capsys.readouterr()
-    assert isinstance(made, DepthMap)
-    assert made.answers == small.answers
-    assert output.out == f"{made}\n"
+    made, printed = small
+    assert printed == f"{made}\n"
     assert made.environment["command"].startswith("ropewalk doctor tiny --target 512")
     assert made.environment["command"].endswith("--map")
     assert doctor(*words, "--minutes", "1e-5") == 2

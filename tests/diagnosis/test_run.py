@@ -6,10 +6,8 @@ import dataclasses
 import io
 import json
 import math
-import os
 import re
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +34,6 @@ from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
-from ropewalk.serving.engines import ENGINES
 from tests.figures.pages import Page
 from tests.models.material import gguf_of
 
@@ -55,6 +52,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> DoctorRun:
 def answer(run: DoctorRun) -> Diagnosis:
     """What the doctor says."""
     return run.measure(False)
+
+
+@pytest.fixture
+def opened_once(run: DoctorRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model and the text of `run`, for tests of what is planned."""
+
+    def opened(_: object, settings: DoctorSettings, __: object = None) -> Any:
+        minutes = settings.minutes or prepare_module.CPU_MINUTES
+        return dataclasses.replace(run.opened, settings=settings, minutes=minutes)
+
+    monkeypatch.setattr(prepare_module, "open_model", opened)
 
 
 def test_the_answer(answer: Diagnosis) -> None:
@@ -81,10 +89,9 @@ def test_the_texts_without_text(built_in: bool) -> None:
 def test_a_copy_of_the_built_in_model_has_its_answer(tmp_path: Path) -> None:
     """The texts, methods and numbers follow from the weights, not from the name."""
     shutil.copytree(find("tiny"), tmp_path / "copy")
-    found = [
-        rw.doctor(str(model), target=512, windows=1, state=tmp_path / str(number), progress=False)
-        for number, model in enumerate(("tiny", tmp_path / "copy"))
-    ]
+    settings = [DoctorSettings(target=512, windows=1, methods="pi", state=tmp_path / name) for name in "ab"]
+    runs = [prepare(str(model), each, False) for model, each in zip(("tiny", tmp_path / "copy"), settings, strict=True)]
+    found = [run.measure(False) for run in runs]
     assert found[0].texts == ("moby_dick",)
     assert found[0].evidence == found[1].evidence
     assert found[0].rows() == found[1].rows()
@@ -147,35 +154,6 @@ def test_the_printed_python_runs(
     exec(compile(lines, "lines", "exec"), scope)
     handle = attachment_of(scope["model"])
     assert (handle.method.name, handle.target) == ("dca", 512)
-
-
-@pytest.mark.parametrize("engine", [None, *ENGINES])
-def test_the_printed_commands_are_quoted(
-    engine: str | None, run: DoctorRun, answer: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A shell passes each name on as it is: of the model, the record, a text, and the file that is written."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / HOSTILE).mkdir()
-    program = tmp_path / "bin" / "ropewalk"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
-    program.chmod(0o755)
-    hostile = dataclasses.replace(run, opened=dataclasses.replace(run.opened, model=HOSTILE))
-    command = hostile._command("yarn", 512, engine, Path(HOSTILE, "a.json"))
-    again = doctor_command(HOSTILE, DoctorSettings(text=HOSTILE), kept=["--json", HOSTILE], resume=True)
-    verdict = dataclasses.replace(answer.verdict, command=command, next=again, next_sentence="Or:")
-    console = Console(file=io.StringIO(), width=80)
-    print_diagnosis(console, dataclasses.replace(answer, verdict=verdict))
-    lines = console.file.getvalue().partition("\nOr:\n")[2].replace("\nNext:\n", "\n")
-    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-c", lines], env={"PATH": path}, capture_output=True, text=True, check=True)
-    words = done.stdout.split("\0")
-    assert words[: words.index("--resume") + 3] == [
-        "doctor", HOSTILE, "--text", HOSTILE, "--resume", "--json", HOSTILE
-    ]  # fmt: skip
-    assert str(tmp_path / HOSTILE) in words
-    assert str(tmp_path / HOSTILE / "a.json") in words
-    assert [path.name for path in tmp_path.iterdir() if path.name not in (HOSTILE, "bin")] == []
 
 
 def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:
@@ -242,6 +220,7 @@ def test_within_the_trained_length(tmp_path: Path) -> None:
     assert "finds beyond" not in found.table()
 
 
+@pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(
     ("engine", "minutes", "methods"),
     [
@@ -262,6 +241,7 @@ def test_three_methods_are_compared(
     assert bool(run.notes) == (minutes is not None)
 
 
+@pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(("seconds", "fast", "noted"), [(60, True, True), (60, False, False), (1, True, False)])
 def test_a_slow_run_names_a_faster_dtype(
     seconds: int, fast: bool, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -297,6 +277,7 @@ class Lines(SilentProgress):
         self.line, self.expect = self.lines.append, self.advance
 
 
+@pytest.mark.usefixtures("opened_once")
 def test_the_minutes(tmp_path: Path) -> None:
     """What does not fit is refused before any work, with the command that fits."""
     ticks = iter(range(0, 10**9, 40))
@@ -309,6 +290,7 @@ def test_the_minutes(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/*.jsonl"))
 
 
+@pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(
     ("methods", "sentence"), [("yarn", "Other --methods may work."), ("all", "Every method was measured")]
 )

@@ -19,15 +19,6 @@ def write(folder: Path, name: str, *records: dict[str, Any]) -> None:
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def test_the_sentence_names_every_machine_of_the_records() -> None:
-    """Each CPU of a record that pages draw, with its newest day; the GPUs, or that there was none."""
-    said = docs_records.status()
-    for name in docs_records.TIMED:
-        for record in docs_records.lines(name):
-            assert record["device"] in said
-    assert ("No GPU was at hand" in said) == (not docs_records.lines(docs_records.GPU))
-
-
 def test_no_page_makes_its_own_statement() -> None:
     """Pages have the sentence of the record."""
     for page in sorted((ROOT / "docs").rglob("*.md")):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import ropewalk as rw
 from ropewalk.attachment import handle
 from tests.parity.check import reason, rounded, sabotaged
-from tests.parity.classes import rotary_classes
+from tests.parity.classes import modeling_files
 
 SHIFT, TOLERANCE, NEW, LARGEST = 1_000_000, 1e-4, 4, 100_000_000
 IDS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(1))
@@ -99,7 +99,7 @@ def causal_families() -> tuple[str, ...]:
     from transformers.models.auto.configuration_auto import model_type_to_module_name
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    folders = {part.folder for part in rotary_classes()} | {*_FUNCTIONS, *_BORROWED}
+    folders = {*modeling_files(), *_FUNCTIONS, *_BORROWED}
     rotary = [name for name in NAMES if model_type_to_module_name(name) in folders]
     return tuple(name for name in rotary if f"{name}_text" not in rotary)
 

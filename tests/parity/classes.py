@@ -6,6 +6,7 @@ import ast
 import copy
 import importlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -77,7 +78,7 @@ class Part:
     def file(self) -> Any:
         """The modeling file."""
         package = f"transformers.models.{self.folder}"
-        return importlib.import_module(f"{package}.{_modeling_files()[self.folder][self.name]}")
+        return importlib.import_module(f"{package}.{modeling_files()[self.folder][self.name]}")
 
     @property
     def cls(self) -> Any:
@@ -86,7 +87,7 @@ class Part:
 
 
 @cache
-def _modeling_files() -> dict[str, dict[str, str]]:
+def modeling_files() -> dict[str, dict[str, str]]:
     """For each folder of transformers/models, the rotary classes that its modeling files define, and in which file."""
     import transformers
 
@@ -98,6 +99,15 @@ def _modeling_files() -> dict[str, dict[str, str]]:
     return found
 
 
+def installed(parts: Iterable[Part]) -> list[Part]:
+    """The parts whose class and config this transformers defines; no config is imported, which takes seconds."""
+    import transformers
+
+    configs = (Path(transformers.__file__).parent / "models").glob("*/configuration_*.py")
+    names = {None, *re.findall(r"^class (\w+)", "\n".join(path.read_text("utf-8") for path in configs), re.MULTILINE)}
+    return [part for part in parts if part.name in modeling_files().get(part.folder, ()) and part.config in names]
+
+
 @cache
 def rotary_classes() -> tuple[Part, ...]:
     """Every class with Rotary, RoPE or Rope in its name, in the order of folders; read without importing them."""
@@ -105,7 +115,7 @@ def rotary_classes() -> tuple[Part, ...]:
 
     root = Path(transformers.__file__).parent / "models"
     parts = []
-    for folder, classes in _modeling_files().items():
+    for folder, classes in modeling_files().items():
         for stem in dict.fromkeys(classes.values()):
             tree = ast.parse((root / folder / f"{stem}.py").read_text(encoding="utf-8"))
             nodes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes]

@@ -15,7 +15,7 @@ from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity.__main__ import PAGE, RANDOM, RECORD
 from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
-from tests.parity.classes import Part, all_parts, rotary_classes
+from tests.parity.classes import Part, all_parts, installed, rotary_classes
 from tests.parity.page import by_class, page
 from tests.parity.random_configs import NotBuilt, compare, drawn_families, run
 
@@ -25,7 +25,7 @@ if not RECORD.exists() or not PAGE.exists():
 RECORDED: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
 NEWEST = version("transformers") == RECORDED["transformers"]  # an older one lacks rows, and has no others
 ROW_OF = {Part(row["folder"], row["class"], row["config"]): row for row in RECORDED["classes"]}
-ROW_OF = {part: row for part, row in ROW_OF.items() if NEWEST or part in all_parts()}
+ROW_OF = ROW_OF if NEWEST else {part: ROW_OF[part] for part in installed(ROW_OF)}
 
 
 def test_the_page_is_made_from_the_record() -> None:

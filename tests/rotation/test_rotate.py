@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,6 +76,9 @@ BAD = [
     ("expanded tensor", lambda: rw.rotate(X[:1].expand(2, 5, 8, 64), C, C, interleaved=True, inplace=True)),
     ("not support gradients", lambda: rw.rotate(X, C.clone().requires_grad_(), C, interleaved=True, out=X.clone())),
     ("must be float64, float32, bfloat16 or float16", lambda: rw.rotate(X.long(), C, C, interleaved=True)),
+    *(("`rotary_offset` must be a feature",
+       lambda turn=turn, offset=offset: turn(C, C, interleaved=True, rotary_dim=64, rotary_offset=offset))
+      for offset in (5, -4, "4") for turn in (partial(rw.rotate, X), partial(rw.rotate_qk, X, X))),
     ("no backend 'cuda'", lambda: rw.rotate(X, C, C, interleaved=True, backend="cuda")),
 ]  # fmt: skip
 

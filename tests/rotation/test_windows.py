@@ -61,25 +61,6 @@ def test_blocks_are_each_axis_alone():
 
 @pytest.mark.rejects
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rotary_offset": 5}, "`rotary_offset` must be a feature"),
-        ({"rotary_offset": -4}, "`rotary_offset` must be a feature"),
-        ({"rotary_offset": "4"}, "`rotary_offset` must be a feature"),
-    ],
-)
-def test_refused(changes, message):
-    """What does not fit the head, or would be ignored, with the rule; of keys as of queries."""
-    x, (cos, sin) = torch.randn(1, 3, 2, 12), ROPE.cos_sin(IDS)
-    options = {"interleaved": True, "rotary_dim": 8, **changes}
-    with pytest.raises(rw.RopeError, match=message):
-        rw.rotate(x, cos, sin, **options)
-    with pytest.raises(rw.RopeError, match=message):
-        rw.rotate_qk(x, x, cos, sin, **options)
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize(
     "changes", [{"interleaved": True}, {"axes": None, "axes_restart": False}, {"axes": (0, 1, 0, 1)}]
 )
 def test_blocks_refused(changes):

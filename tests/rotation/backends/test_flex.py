@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from ropewalk.rotation.backends import choose_attention, flex
-from ropewalk.rotation.backends.request import AttentionRequest, Bounds
+from ropewalk.rotation.backends.request import Bounds
 from tests.rotation.backends.attention_cases import CASES, Case, check
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -29,32 +28,6 @@ def test_cases(dtype: torch.dtype, cases: list[Case]) -> None:
     """Sizes, masks, memory layouts, turned keys, several regions, softcap and sinks."""
     for case in cases:
         check(case, dtype, flex.attend)
-
-
-def _without_sinks(request: AttentionRequest) -> Tensor:
-    return flex.attend(request._replace(sinks=None))
-
-
-def _one_region(request: AttentionRequest) -> Tensor:
-    return flex.attend(request._replace(regions=request.regions[:1]))
-
-
-def _earlier(request: AttentionRequest) -> Tensor:
-    regions = [r._replace(bounds=Bounds(r.bounds.low, r.bounds.high - 1)) for r in request.regions]
-    return flex.attend(request._replace(regions=tuple(regions)))
-
-
-@pytest.mark.parametrize(
-    ("fault", "case"),
-    [
-        (_without_sinks, Case(sinks=True)), (_one_region, Case(seen="apart")), (_earlier, Case()),
-        (lambda request: flex.attend(request._replace(softcap=0.0)), Case(softcap=3.0, spread=4.0)),
-    ],
-)  # fmt: skip
-def test_faults_are_found(fault, case) -> None:
-    """A sink or a region that is left out, a key too few, and logits that are not capped."""
-    with pytest.raises(AssertionError, match="wrong"):
-        check(case, torch.float32, fault)
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,7 +73,7 @@ def test_when_it_is_chosen() -> None:
     q = torch.zeros(1, 2, 200, 16)
     assert choose_attention(q.to("meta"), q.to("meta"), q.to("meta")).name == "reference"
     assert flex.reasons_not_to_attend(q[:, :, :128], q, q) == ["`q` is on cpu, not on a GPU, or devices differ"]
-    assert "there are 5 queries" in flex.reasons_not_to_attend(q[:, :, :5], q, q)[-1]
+    assert "queries are small" in flex.reasons_not_to_attend(q[:, :, :5], q, q)[-1]
     assert "dtypes" in flex.reasons_not_to_attend(q.double(), q.double(), q.double())[-1]
     with torch.autograd.forward_ad.dual_level():
         assert "forward-mode" in flex.reasons_not_to_attend(q, q, q)[0]
