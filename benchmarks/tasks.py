@@ -251,13 +251,11 @@ class Subject:
     def plan(self) -> Plan:
         """Return the positions of all methods."""
         trained = self.reader.trained_length
-        assert trained is not None
         return make_plan(self.reader, Design(trained_length=trained, target=self.target, windows=1), METHODS)
 
     def answers(self, task: str, number: int, method: str, text: str) -> list[list[float]]:
         """Return the log-probabilities of the choices in a window; "control" is plain in one of the trained length."""
         trained, size, tokenizer = self.plan.design.trained_length, self.size, self.reader.tokenizer
-        assert tokenizer is not None
         whole = trained if method == "control" else self.target
         length = whole - size.longest
         window = window_of(
