@@ -40,8 +40,6 @@ def blind(source: str, text: str, kind: str, *, windows: int, target: int) -> di
     """Ask for far facts that the model cannot see; return what is found, and how often chance seems refuted."""
     reader = open_reader(source, name=source, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer, trained, found = reader.tokenizer, reader.trained_length, list[list[list[int]]]()
-    assert tokenizer is not None
-    assert trained is not None
     ids, teller = tokenizer.encode(text), Teller(KINDS[kind], tokenizer.encode, tokenizer.decode)
     layout = teller.layout(trained, target)
     step = max(1, (len(ids) - target) // max(1, windows - 1))

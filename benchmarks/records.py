@@ -8,8 +8,9 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,14 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
+def lines_of(path: Path) -> list[Record]:
+    """Return the records of a file with one a line; none without the file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line] if path.is_file() else []
+
+
 def last_run(path: Path) -> list[Record]:
     """Return the records of the last run in a file of `rotation.py`."""
-    records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    records = lines_of(path)
     return [record for record in records if record["run"] == records[-1]["run"]]
 
 
@@ -182,3 +188,30 @@ def concluded(run: Record, count: int) -> tuple[Decision, Evidence]:
     design = Design(trained_length=run["trained_length"], target=run["target"], windows=1)
     evidence = gather(windows[:count], {name: of[:count] for name, of in readings.items()}, design)
     return decide(evidence), evidence
+
+
+def verified(
+    model: Path, url: str, expect: str | None, state: Path, spent: Callable[[], float], threads: int = 1
+) -> dict[str, Any]:
+    """Run `ropewalk verify` against a server, as a user does; return its verdict, and what it and the server cost.
+
+    `state`: the folder of saved predictions. `spent`: returns processor seconds so far.
+    """
+    result = state / "verify.json"
+    state.mkdir(parents=True, exist_ok=True)
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "ropewalk", "verify", model, "--engine", url, "--state", state, "--json", result]
+    command += [] if expect is None else ["--expect", expect]
+    begun, before = time.monotonic(), spent()
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=False)
+    seconds, cost = time.monotonic() - begun, spent() - before
+    content = json.loads(result.read_text())
+    verdict = content["verdict"]
+    if verdict["kind"] == "failed":
+        raise SystemExit(verdict["sentence"])
+    return {
+        "exit_status": done.returncode, **{key: verdict[key] for key in ("kind", "sentence", "up_to", "decoding")},
+        "named": verdict["applied"], "not_excluded": verdict["not_excluded"],
+        **{key: content[key] for key in ("noise", "residual", "requests")},
+        "seconds": round(seconds, 1), "cpu_seconds": round(cost, 1),
+    }  # fmt: skip

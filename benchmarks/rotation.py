@@ -128,7 +128,6 @@ def check(work: Work, contender: Contender) -> None:
     positions = case.positions()[tokens]
     angle = oracle.angles(positions, THETA, 2 * case.pairs)[None, :, None]
     interleaved = case.interleaved if contender.interleaved is None else contender.interleaved
-    assert contender.read is not None
     for number, (x, y) in enumerate(zip(work.inputs[0], contender.read(contender.calls[0]()), strict=True)):
         assert (y.shape, y.dtype) == (x.shape, x.dtype), f"{contender.name} returns {y.dtype} {tuple(y.shape)}"
         source = truth.wide(x[:, torch.from_numpy(tokens)])

@@ -49,6 +49,7 @@ import numpy as np
 import torch
 from league import far_found, read
 from records import RESULTS, add_again, environment, excerpt, started
+from scipy import stats
 
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import open_reader
@@ -250,13 +251,11 @@ class Subject:
     def plan(self) -> Plan:
         """Return the positions of all methods."""
         trained = self.reader.trained_length
-        assert trained is not None
         return make_plan(self.reader, Design(trained_length=trained, target=self.target, windows=1), METHODS)
 
     def answers(self, task: str, number: int, method: str, text: str) -> list[list[float]]:
         """Return the log-probabilities of the choices in a window; "control" is plain in one of the trained length."""
         trained, size, tokenizer = self.plan.design.trained_length, self.size, self.reader.tokenizer
-        assert tokenizer is not None
         whole = trained if method == "control" else self.target
         length = whole - size.longest
         window = window_of(
@@ -282,13 +281,8 @@ def task_outcome(part: Mapping[str, Sequence[Sequence[float]]], method: str) -> 
     return {"margin": float(np.mean(margins)), "found": found.found, "asked": found.asked, "p": found.p}
 
 
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    numbers = np.asarray(values, dtype=float)
-    return np.array([(numbers < one).sum() + ((numbers == one).sum() - 1) / 2 for one in numbers])
-
-
 def _spearman(one: np.ndarray, other: np.ndarray) -> float:
-    a, b = _ranks(one) - (len(one) - 1) / 2, _ranks(other) - (len(other) - 1) / 2
+    a, b = (ranks - ranks.mean() for ranks in (stats.rankdata(one), stats.rankdata(other)))
     size = math.sqrt(float((a * a).sum() * (b * b).sum()))
     return float((a * b).sum()) / size if size else 0.0
 
@@ -338,16 +332,16 @@ def _tested(values: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], m
     """Return p by permutation, and the bootstrap's interval."""
     random, count = np.random.default_rng(0), len(METHODS)
 
-    def mean_of(index: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> float:
-        return float(np.mean([_spearman(values[name.split()[0]][index[name.split()[0]][0]],
-                                        of[index[name.split()[0]][1]]) for name, of in found.items()]))  # fmt: skip
+    def mean_of(rows: Mapping[str, np.ndarray], columns: Mapping[str, np.ndarray]) -> float:
+        pairs = [(name.split()[0], of) for name, of in found.items()]
+        return float(np.mean([_spearman(values[model][rows[model]], of[columns[model]]) for model, of in pairs]))
 
-    same = np.arange(count)
-    by_chance = [mean_of({model: (random.permutation(count), same) for model in values}) for _ in range(PERMUTATIONS)]
-    drawn = []
+    same, by_chance, drawn = dict.fromkeys(values, np.arange(count)), list[float](), list[float]()
+    for _ in range(PERMUTATIONS):
+        by_chance.append(mean_of({model: random.permutation(count) for model in values}, same))
     for _ in range(BOOTSTRAPS):
         chosen = {model: random.integers(0, count, count) for model in values}
-        drawn.append(mean_of({model: (of, of) for model, of in chosen.items()}))
+        drawn.append(mean_of(chosen, chosen))
     p = (1 + sum(one >= mean - 1e-12 for one in by_chance)) / (1 + PERMUTATIONS)
     return {"p": p, "interval": np.quantile(drawn, (0.05, 0.95)).tolist()}
 

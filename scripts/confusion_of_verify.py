@@ -27,8 +27,9 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from records import environment  # noqa: E402
-from verified import verified  # noqa: E402
+from records import append, environment, lines_of, verified  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.checkpoints.opening import open_reader  # noqa: E402
@@ -48,7 +48,6 @@ from ropewalk.ledger import fingerprint  # noqa: E402
 from ropewalk.methods.faults import Hypothesis, given  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
-from ropewalk.rope.model_ropes import ModelRopes  # noqa: E402
 from ropewalk.rope.scaling import Linear, YaRN  # noqa: E402
 from ropewalk.statistics import binomial_interval  # noqa: E402
 from ropewalk.tokenizer import TextTokenizer  # noqa: E402
@@ -106,65 +105,40 @@ class Applied:
         return NextTokens(values, len(input_ids))
 
 
-def changed(positions: ModelRopes, change: Change, layers: Iterable[int] | None = None) -> ModelRopes:
-    """The ropes of these layers changed, by default of all."""
-    chosen = set(range(positions.num_layers) if layers is None else layers)
-    ropes = (change(rope) if rope is not None and layer in chosen else rope
-             for layer, rope in enumerate(positions.ropes))  # fmt: skip
-    return dataclasses.replace(positions, ropes=tuple(ropes))
-
-
-def theta(times: float) -> Change:
+def theta(times: float, rope: RopeConfig) -> RopeConfig:
     """Multiply theta."""
-    return lambda rope: dataclasses.replace(rope, theta=rope.theta * times)
+    return dataclasses.replace(rope, theta=rope.theta * times)
 
 
-def frequencies(change: Callable[[list[float]], Iterable[float]]) -> Change:
+def frequencies(change: Callable[[list[float]], Iterable[float]], rope: RopeConfig) -> RopeConfig:
     """Change the frequencies of a rope that has neither a factor nor a length."""
-
-    def changed(rope: RopeConfig) -> RopeConfig:
-        if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
-            return rope
-        return given(rope, list(change(list(columns_of(rope, 2)))))
-
-    return changed
+    if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
+        return rope
+    return given(rope, list(change(list(columns_of(rope, 2)))))
 
 
-def yarn(name: str, times: float) -> Change:
+def yarn(name: str, times: float, rope: RopeConfig) -> RopeConfig:
     """Multiply one number of YaRN."""
-
-    def changed(rope: RopeConfig) -> RopeConfig:
-        if not isinstance(rope.scaling, YaRN):
-            return rope
-        before = getattr(rope.scaling, name)
-        rule = dataclasses.replace(rope.scaling, **{name: type(before)(before * times)})
-        return dataclasses.replace(rope, scaling=rule)
-
-    return changed
+    if not isinstance(rope.scaling, YaRN):
+        return rope
+    before = getattr(rope.scaling, name)
+    return dataclasses.replace(rope, scaling=dataclasses.replace(rope.scaling, **{name: type(before)(before * times)}))
 
 
 UNKNOWN: Mapping[str, Change] = {
-    **{f"theta times {times:g}": theta(times) for times in (0.3, 0.65, 1.12, 1.5, 3.3, 30.0)},
-    "every frequency times 1.1": frequencies(lambda f: [1.1 * x for x in f]),
-    "every frequency times 0.3": frequencies(lambda f: [0.3 * x for x in f]),
-    "slowest quarter at 0": frequencies(lambda f: [x * (i < 3 * len(f) // 4) for i, x in enumerate(f)]),
-    "frequencies in reverse": frequencies(lambda f: f[::-1]),
-    "frequencies one pair late": frequencies(lambda f: [f[0], *f[:-1]]),
-    "negative angles of half the pairs": frequencies(lambda f: [-x if i % 2 else x for i, x in enumerate(f)]),
-    "factor times 1.5": yarn("factor", 1.5),
-    "factor times 0.6": yarn("factor", 0.6),
-    "original length times 3": yarn("original_max_position_embeddings", 3.0),
-    "original length times 0.25": yarn("original_max_position_embeddings", 0.25),
+    **{f"theta times {times:g}": partial(theta, times) for times in (0.3, 0.65, 1.12, 1.5, 3.3, 30.0)},
+    "every frequency times 1.1": partial(frequencies, lambda f: [1.1 * x for x in f]),
+    "every frequency times 0.3": partial(frequencies, lambda f: [0.3 * x for x in f]),
+    "slowest quarter at 0": partial(frequencies, lambda f: [x * (i < 3 * len(f) // 4) for i, x in enumerate(f)]),
+    "frequencies in reverse": partial(frequencies, lambda f: f[::-1]),
+    "frequencies one pair late": partial(frequencies, lambda f: [f[0], *f[:-1]]),
+    "negative angles of half the pairs": partial(frequencies, lambda f: [-x if i % 2 else x for i, x in enumerate(f)]),
+    "factor times 1.5": partial(yarn, "factor", 1.5),
+    "factor times 0.6": partial(yarn, "factor", 0.6),
+    "original length times 3": partial(yarn, "original_max_position_embeddings", 3.0),
+    "original length times 0.25": partial(yarn, "original_max_position_embeddings", 0.25),
 }
 """Faults that are in no hypothesis."""
-
-
-def unknown(positions: ModelRopes) -> Iterator[tuple[str, ModelRopes]]:
-    """Those faults, and theta of single layers."""
-    for name, change in UNKNOWN.items():
-        yield name, changed(positions, change)
-    yield "theta times 10 on the first layer", changed(positions, theta(10.0), [0])
-    yield "theta times 10 on every other layer", changed(positions, theta(10.0), range(0, positions.num_layers, 2))
 
 
 def reader_of(name: str) -> Reader:
@@ -204,32 +178,35 @@ def same(one: Hypothesis, other: Hypothesis, up_to: int) -> bool:
 
 def engines(side: OurSide) -> list[Hypothesis]:
     """Everything that an engine may apply: the hypotheses, and faults that are none."""
-    found = list(different(side.all, side.up_to).values())
-    for name, positions in unknown(side.positions):
-        one = Hypothesis(f"unknown: {name}", positions)
+    found, positions = list(different(side.all, side.up_to).values()), side.positions
+    wrong = {name: positions.mapped(change) for name, change in UNKNOWN.items()}
+    for layers, step in (("the first layer", positions.num_layers), ("every other layer", 2)):
+        ropes = tuple(theta(10.0, rope) if rope is not None and layer % step == 0 else rope
+                      for layer, rope in enumerate(positions.ropes))  # fmt: skip
+        wrong[f"theta times 10 on {layers}"] = dataclasses.replace(positions, ropes=ropes)
+    for name, changed in wrong.items():
+        one = Hypothesis(f"unknown: {name}", changed)
         if not any(same(one, other, side.up_to) for other in found):
             found.append(one)
     return found
 
 
-Run = tuple[str, str, Hypothesis, Any, dict[str, float]]
-"""A key, a kind, what the engine applies, the engine, and more for the line."""
-
-
-def due(name: str, start: str, side: OurSide, golden: Golden, done: set[str], state: Path) -> Iterator[Run]:
-    """Yield each engine that has no line yet."""
-    for one, noise in itertools.product(engines(side), NOISES):
-        key = f"{start} ours {one.name} noise {noise}"
-        if key not in done:
-            with suppress(RopeError):  # this library cannot compute it
-                engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
-                yield key, "ours", one, engine, {"noise": noise}
+def due(
+    name: str, state: Path, label: str, side: OurSide, golden: Golden, done: Container[str]
+) -> Iterator[tuple[str, str, Hypothesis, Any, dict[str, float]]]:
+    """Yield the key, kind, rope and engine of each check that has no line yet, and what else is to be recorded."""
+    for one in engines(side):
+        for noise in NOISES:
+            if (key := f"{label} ours {one.name} noise {noise}") not in done:
+                with suppress(RopeError):  # this library cannot compute it
+                    engine = Applied(side, golden, one, noise, int(fingerprint(key)[:8], 16))
+                    yield key, "ours", one, engine, {"noise": noise}
     weights = Path(name)
     if name == "tiny" and not (weights := state / "tiny.gguf").exists():
         gguf_of(name, weights)
     for one in engines(side) if weights.suffix == ".gguf" else ():
-        options, key = options_of(one, side.positions.present_ropes[0]), f"{start} llama.cpp {one.name} {{}}"
-        if options is not None and key not in done:
+        options = options_of(one, side.positions.present_ropes[0])
+        if options is not None and (key := f"{label} llama.cpp {one.name} {{}}") not in done:
             with llama_cpp_server(weights, side.tokenizer, context=1024, threads=1, options=options) as server:
                 yield key, "llama.cpp", one, server, {}
 
@@ -238,41 +215,28 @@ def check(name: str, state: Path) -> None:
     """Run what is due, one line each."""
     reader, label = reader_of(name), Path(name).stem
     lines = state / f"{label}.jsonl"
-    state.mkdir(parents=True, exist_ok=True)
-    done = {json.loads(line)["key"] for line in lines.read_text().splitlines()} if lines.exists() else set()
+    done = {line["key"] for line in lines_of(lines)}
     for expect in EXPECTED:
         up_to = min(LONGEST, reader.trained_length or LONGEST)
         try:
             named = None if expect == "own" else expect
             side = our_side(reader, expect=named, up_to=up_to, state=state / "predictions")
         except RopeError as error:
-            sys.stdout.write(f"{label} {expect}: {error}\n")
+            print(f"{label} {expect}: {error}")
             continue
         file = state / f"{label}-{expect.replace(':', '')}.json"
         if not file.exists():
             Golden.of(side).write(file)
-        golden = Golden.read(file)
-        for key, kind, one, engine, more in due(name, f"{label} {expect}", side, golden, done, state):
-            begun = time.monotonic()
-            found = golden.check(engine)
-            truth = "as expected" if same(one, side.first, golden.up_to) else "minor" if one.minor else "other"
-            entry = {
+        golden, first = Golden.read(file), next(iter(side.all.values()))
+        for key, kind, one, engine, more in due(name, state, f"{label} {expect}", side, golden, done):
+            begun, found = time.monotonic(), golden.check(engine)
+            truth = "as expected" if same(one, first, golden.up_to) else "minor" if one.minor else "other"
+            append(lines, {
                 "key": key, "model": label, "kind": kind, "expect": expect, "applied": one.name, "truth": truth, **more,
                 "verdict": found.verdict.kind, "requests": found.requests,
                 "seconds": round(time.monotonic() - begun, 2),
-            }  # fmt: skip
-            with lines.open("a") as stream:
-                stream.write(json.dumps(entry) + "\n")
-            sys.stdout.write(f"{key}: {found.verdict.sentence}\n")
-            sys.stdout.flush()
-
-
-def check_server(file: Path, kind: str, title: str, state: Path, threads: int) -> dict[str, Any]:
-    """Run the command as a user does, against a running server; return its verdict and what both processes cost."""
-    expect, right, options = SERVERS[title]
-    with llama_cpp_server(file, TextTokenizer.bytes(), threads=threads, options=options) as engine:
-        row = verified(file, engine.root, expect, state / "predictions", cpu_seconds, threads)
-    return {"weights": kind, "applied": title, "expect": expect or "plain", "right": right, **row}
+            })  # fmt: skip
+            print(f"{key}: {found.verdict.sentence}", flush=True)
 
 
 def cpu_seconds() -> float:
@@ -283,30 +247,28 @@ def cpu_seconds() -> float:
 
 def check_servers(files: Sequence[Path], state: Path, threads: int) -> dict[str, Any]:
     """Check every server that is due; each line of the state is one. Predictions are saved from one to the next."""
-    state.mkdir(parents=True, exist_ok=True)
     lines = state / "servers.lines"
-    rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
-    for file in files:
+    rows = lines_of(lines)
+    for file, (title, (expect, right, options)) in itertools.product(files, SERVERS.items()):
         kind = file.stem.rpartition(".")[2]
-        for title in SERVERS:
-            if (kind, title) not in {(row["weights"], row["applied"]) for row in rows}:
-                rows.append(check_server(file, kind, title, state, threads))
-                with lines.open("a") as stream:
-                    stream.write(json.dumps(rows[-1]) + "\n")
+        if (kind, title) not in {(row["weights"], row["applied"]) for row in rows}:
+            with llama_cpp_server(file, TextTokenizer.bytes(), threads=threads, options=options) as engine:
+                row = verified(file, engine.root, expect, state / "predictions", cpu_seconds, threads)
+            rows.append({"weights": kind, "applied": title, "expect": expect or "plain", "right": right, **row})
+            append(lines, rows[-1])
     return {**environment(), "model": files[0].stem, "servers": rows}
-
-
-def bound(wrong: int, checks: int) -> float:
-    """The upper end of the one-sided 95 % interval of a share (Clopper and Pearson)."""
-    return binomial_interval(wrong, checks, confidence=0.9)[1]
 
 
 def record(state: Path) -> dict[str, Any]:
     """All lines, and the bounds of false "as expected": over checks, and over different pairs of model and fault."""
-    runs = [json.loads(line) for path in sorted(state.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    runs = [run for path in sorted(state.glob("*.jsonl")) for run in lines_of(path)]
     wrong = [run for run in runs if run["truth"] == "other"]
     passed = [run for run in wrong if run["verdict"] == "as expected"]
     pairs, passed_pairs = (len({(run["model"], run["expect"], run["applied"]) for run in of}) for of in (wrong, passed))
+
+    def bound(wrong: int, checks: int) -> float:  # one-sided, by Clopper and Pearson
+        return binomial_interval(wrong, checks, confidence=0.9)[1]
+
     return {
         **environment(),
         "false_as_expected": {

@@ -28,6 +28,7 @@ from ropewalk.statistics import mean_and_interval, plus_minus
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, README, DOCS = ROOT / "benchmarks" / "results", ROOT / "README.md", ROOT / "docs"
 MEASURED = ROOT / "src" / "ropewalk" / "serving" / "measured.json"
+ENGINES_PAGE = runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))
 MARKS = re.compile(
     r"<!-- (?P<kind>record|names of|commands|figure|picture): (?P<what>[\w ./-]+?)(?:: (?P<alt>.*?))? -->"
     r".*?<!-- /(?P=kind) -->",
@@ -87,38 +88,27 @@ def where(record: Record) -> str:
     return f"{record['device']}, {threads}, {versions or 'versions not recorded'}, {record['date'][:10]}"
 
 
-def milliseconds(microseconds: float) -> str:
-    """Return a median in milliseconds with three digits."""
-    value = microseconds / 1000
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def chance() -> str:
     """Return what a blind model finds, and how often chance seems refuted."""
-    record = document("facts.json")
     rows = [
         [one["model"], one["kind"], f"{one['trained_length']:,} of {one['target']:,}", str(one["windows"]),
-         f"{one['found']} of {one['asked']}", f"{one['share']:.3f}",
-         f"{100 * one['runs_with_a_false_works']:.1f} %"]
-        for name, one in record.items() if name.startswith("blind")
+         f"{one['found']} of {one['asked']}", f"{one['share']:.3f}", f"{100 * one['runs_with_a_false_works']:.1f} %"]
+        for name, one in document("facts.json").items() if name.startswith("blind")
     ]  # fmt: skip
-    heads = ["model", "facts", "tokens seen", "windows", "found", "share", "runs with a false `works`"]
-    return table(heads, rows)
+    return table(["model", "facts", "tokens seen", "windows", "found", "share", "runs with a false `works`"], rows)
 
 
 def agreement() -> str:
     """Return how often two runs of the doctor on separate stretches give the same answer."""
-    record = document("facts.json")
     rows = []
-    for name, one in record.items():
+    for name, one in document("facts.json").items():
         if name.startswith("agreement"):
             answers = Counter(f"{run['action']} {run['method'] or ''}".strip() for run in one["runs"])
             said = ", ".join(f"{answer} {count}" for answer, count in answers.most_common())
             same = one["same_length_of_those"]
             rows.append([one["engine"], said, f"{one['same_action_and_method']:.2f}",
                          "" if same is None else f"{same:.2f}"])  # fmt: skip
-    heads = ["engine", "answers of 30 runs", "pairs that agree", "of those on the length"]
-    return table(heads, rows)
+    return table(["engine", "answers of 30 runs", "pairs that agree", "of those on the length"], rows)
 
 
 def league(model: str) -> str:
@@ -127,32 +117,22 @@ def league(model: str) -> str:
     same = runs[0]["same_as"]
     found: list[tuple[float, list[str]]] = []
     for method in runs[0]["rows"]:
-        of = [(run, run["rows"][method]) for run in runs if method in run["rows"]]
-        given_up = [row["given_up_at"] for _, row in of if row["given_up_at"]]
-        seconds = sum(row["seconds"] for _, row in of) / len(of)
         if method in METHODS and METHODS[method].crops:
             continue
-        counts = []
-        for far in (True, False):
-            hits = [
-                hit for run, row in of for hit, is_far in zip(row["right"], run["far"], strict=False) if is_far == far
-            ]
-            counts.append((sum(hits), len(hits)))
+        of = [(run, run["rows"][method]) for run in runs if method in run["rows"]]
+        given_up = [row["given_up_at"] for _, row in of if row["given_up_at"]]
+        pairs = [pair for run, row in of for pair in zip(row["right"], run["far"], strict=False)]
+        hits = [[hit for hit, far in pairs if far == wanted] for wanted in (True, False)]
+        cells = [f"{sum(one)} of {len(one)}" if one else f"given up at {min(given_up):,}" for one in hits]
         means = [[row[key] for _, row in of if row[key] is not None] for key in ("loss_less_crops", "cost")]
-        name = ", ".join([method, *(other for other, first in same.items() if first == method)])
-        cells = [f"{hit} of {asked}" if asked else f"given up at {min(given_up):,}" for hit, asked in counts]
         cells += [f"{sum(one) / len(one):+.2f}" if one and not given_up else "" for one in means]
-        share = counts[0][0] / counts[0][1] if counts[0][1] else 0.0
-        found.append((share, [name, *cells, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]))
+        seconds = sum(row["seconds"] for _, row in of) / len(of)
+        name = ", ".join([method, *(other for other, first in same.items() if first == method)])
+        found.append((sum(hits[0]) / max(1, len(hits[0])),
+                      [name, *cells, f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"]))  # fmt: skip
     rows = [cells for _, cells in sorted(found, key=lambda one: -one[0])]
-    heads = [
-        "method",
-        "finds beyond (chance 1 in 4)",
-        "near",
-        "extra loss against a cut prompt",
-        "cost",
-        "seconds a window",
-    ]
+    heads = ["method", "finds beyond (chance 1 in 4)", "near", "extra loss against a cut prompt", "cost",
+             "seconds a window"]  # fmt: skip
     return f"{table(heads, rows)}\n\n{where(runs[0]['environment'])}; {runs[0]['environment']['dtype']}."
 
 
@@ -432,14 +412,13 @@ def verify_servers() -> str:
 
 def engines(form: str = "drawn") -> str:
     """Return for each engine and rope block what the engine applies, by family: as tables, or "short" as JSON."""
-    text: str = runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))[form](document("engines.json"))
-    return text
+    return str(ENGINES_PAGE[form](document("engines.json")))
 
 
 def vllm_plugin() -> str:
     """Return what the plug-in says about models in the real vLLM, and how often it finds the fault, by block."""
     record, rows = document("vllm-plugin.json"), []
-    for block in runpy.run_path(str(ROOT / "benchmarks" / "engines" / "page.py"))["BLOCKS"]:
+    for block in ENGINES_PAGE["BLOCKS"]:
         models = {name.partition(":")[0]: of for name, of in record["models"].items() if name.endswith(f": {block}")}
         others: dict[str, list[str]] = {}
         for family, of in models.items():
@@ -455,15 +434,10 @@ def vllm_plugin() -> str:
 
 # -- methods and engines --------------------------------------------------------------------------------------------
 
-TITLES = {
-    "transformers": "transformers",
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "llama.cpp": "llama.cpp",
-    "ollama": "Ollama",
-    "mlx": "mlx-lm",
-    "onnx": "ONNX",
-}
+TITLES = dict(zip(
+    ("transformers", "vllm", "sglang", "llama.cpp", "ollama", "mlx", "onnx"),
+    ("transformers", "vLLM", "SGLang", "llama.cpp", "Ollama", "mlx-lm", "ONNX"), strict=True,
+))  # fmt: skip
 MEMORY = ("cache_bytes", "temporary_bytes")
 FORGETS = "†"  # the mark of baselines in the table
 
@@ -500,13 +474,12 @@ def methods() -> str:
         rows.append([title, method.changes, method.config or "none", *served(name), *cells, source])
     heads = ["method", "effect", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
              "arXiv"]  # fmt: skip
-    drawn = table(heads, rows)
     mebibytes = sum(plain[kind] for kind in MEMORY) / 2**20
     return (
-        f"{drawn}\n\n{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. \\*: with a "
-        "caveat of that engine for this rule, which `ropewalk serve-config` prints. Every method also runs in Python "
-        f"(`rw.attach`).\n\nCost is relative to `plain`. Decode: one token after {tokens:,}. Prefill: {tokens:,} "
-        f"tokens. Both are medians of processor time ({plain['decode']['p50']:,.0f} and "
+        f"{table(heads, rows)}\n\n{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. "
+        "\\*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints. Every method also runs "
+        f"in Python (`rw.attach`).\n\nCost is relative to `plain`. Decode: one token after {tokens:,}. Prefill: "
+        f"{tokens:,} tokens. Both are medians of processor time ({plain['decode']['p50']:,.0f} and "
         f"{plain['prefill']['p50'] / tokens:,.0f} microseconds a token for `plain`). Memory: cache and temporary "
         f"memory of a prefill in chunks of 1,024 tokens, without weights ({mebibytes:.0f} MiB for `plain`). Layers: "
         f"{record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Methods of frequencies do "
@@ -524,16 +497,14 @@ INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2":
 
 def status(results: Path = RESULTS) -> str:
     """Return which CPUs and GPUs the times are from, in two sentences."""
-    machines: dict[str, tuple[set[str], str]] = {}
-    for name in TIMED:
-        for one in lines(name, results):
-            names, newest = machines.setdefault(one["device"], (set(), ""))
-            names |= {one["instructions"]} if one.get("instructions") else set()
-            machines[one["device"]] = names, max(newest, one["date"][:10])
+    measured: dict[str, list[Record]] = {}
+    for one in (one for name in TIMED for one in lines(name, results)):
+        measured.setdefault(one["device"], []).append(one)
+    newest = {device: max(one["date"][:10] for one in of) for device, of in measured.items()}
     cpus = []
-    for device, (names, newest) in sorted(machines.items(), key=lambda item: item[1][1], reverse=True):
-        known = [label for key, label in INSTRUCTIONS.items() if key in names]
-        cpus.append(f"{device} ({', '.join([*known, f'last on {newest}'])})")
+    for device, of in sorted(measured.items(), key=lambda item: newest[item[0]], reverse=True):
+        known = [label for key, label in INSTRUCTIONS.items() if key in {one.get("instructions") for one in of}]
+        cpus.append(f"{device} ({', '.join([*known, f'last on {newest[device]}'])})")
     return f"CPU times: {'; '.join(cpus) or 'none'}. {gpus(results)}"
 
 
@@ -553,7 +524,8 @@ def gpu(results: Path = RESULTS) -> str:
         times = {name: each["p50"] for name, each in of.items()}
         for name, time in sorted(times.items(), key=lambda item: item[1]):
             over_copy = f"{time / times['copy']:.2f}" if "copy" in times else ""
-            rows.append([device, case, name, milliseconds(time), over_copy])
+            value = f"{time / 1000:,.0f}" if time >= 1e5 else f"{time / 1000:.3g}"
+            rows.append([device, case, name, value, over_copy])
     heads = ["GPU", "case", "by", "ms", "over a copy of the same bytes"]
     return f"## On a GPU\n\n{table(heads, rows)}" if rows else ""
 

@@ -168,7 +168,6 @@ def settings() -> Iterator[tuple[str, int, dict[str, Any]]]:
 def model() -> dict[str, Any]:
     """Return token ids and logits of the built-in model under many settings."""
     tiny = load("tiny").float().eval()
-    assert tiny.tokenizer is not None
     encode, decode = tiny.tokenizer.encode, tiny.tokenizer.decode
     header = model_header(tiny)
     samples = [sample["text"] for sample in header["samples"]]

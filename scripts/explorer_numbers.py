@@ -85,8 +85,7 @@ def _surface(module: Encoding) -> Tensor:
     q, k = module.encoded(alike, alike, ids)
     q, bias = module.biased(q, Places(ids, ids))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / dim**0.5
-    surface: Tensor = (scores if bias is None else scores + bias).reshape(heads, BIAS_TOKENS, BIAS_TOKENS) - dim**0.5
-    return surface
+    return (scores if bias is None else scores + bias).reshape(heads, BIAS_TOKENS, BIAS_TOKENS) - dim**0.5
 
 
 def _rope_surface() -> Tensor:
@@ -163,7 +162,6 @@ def _pairing_entry(name: str) -> dict[str, Any]:
     model = rotary_model(name)
     measured = losses(model, PAIRING_TEXTS, PAIRING_TOKENS)
     wrong = wrongly_paired(model)
-    assert model.tokenizer is not None
     ids, decode = model.tokenizer.encode(PROMPT), model.tokenizer.decode
     cases = dict(zip(measured["bars"], (model, wrong, converted(wrong)), strict=True))
     return {

@@ -111,8 +111,7 @@ def _cached_distances(way: str, tokens: int) -> Array:
 
 def _angle(vectors: Tensor) -> Array:
     """Return the angle of the second pair of each vector `[vectors, 4]`, in radians."""
-    angles: Array = torch.atan2(vectors[:, 3], vectors[:, 2]).numpy()
-    return angles
+    return torch.atan2(vectors[:, 3], vectors[:, 2]).numpy()
 
 
 def biases_numbers(heads: int = 8, longest: int = 128) -> dict[str, Any]:
@@ -301,8 +300,7 @@ def learned_table() -> tuple[Array, str]:
 def alike(rows: Array) -> Array:
     """Return the cosine of the angle between every two rows, `[rows, rows]`."""
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    cosines: Array = unit @ unit.T
-    return cosines
+    return unit @ unit.T
 
 
 def shift_numbers(rope: rw.RopeConfig, *, length: int = 32, shifts: int = 64, seed: int = 0) -> dict[str, Any]:
@@ -319,8 +317,7 @@ def shift_numbers(rope: rw.RopeConfig, *, length: int = 32, shifts: int = 64, se
     def curve(by_query: int, by_key: int) -> Array:
         at_m = rotated(q, rope, m + by_query * moved, longest)
         at_n = rotated(k, rope, n + by_key * moved, longest)
-        scores: Array = ((at_m * at_n).sum(-1) / rope.head_dim**0.5).double().numpy()
-        return scores
+        return ((at_m * at_n).sum(-1) / rope.head_dim**0.5).double().numpy()
 
     both = curve(1, 1)
     return {
@@ -345,8 +342,7 @@ def axial_numbers(rope: rw.RopeConfig, *, side: int = 24, row: int = 8, column: 
     by_order = rotated(ones, one_axis, torch.arange(side * side), side * side)
 
     def similarity(rows: Tensor, patch: tuple[int, int]) -> Array:
-        scores: Array = (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy()
-        return scores
+        return (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy()
 
     corner = (side - 1, 0)
     return {

@@ -20,9 +20,9 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 from coverage.numbits import numbits_to_nums
@@ -34,41 +34,30 @@ SWAPS = {
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or,
     ast.Or: ast.And, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
+ANNOTATIONS = ("annotation", "returns")
 MOST_TESTS = 40
 SECONDS = 240
 
 
-def changes(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """Yield each node that can be changed, and the change in words; not those of annotations and error messages."""
+def changes(tree: ast.AST) -> Iterator[tuple[int, str, Callable[[], None]]]:
+    """Yield the line of each change, what it is in words, and what makes it; none in annotations and error messages."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Raise | ast.AnnAssign | ast.arg):
-            parts = [node] if isinstance(node, ast.Raise) else [node.annotation] if node.annotation else []
-            skipped |= {id(inner) for part in parts for inner in ast.walk(part)}
-        if isinstance(node, ast.FunctionDef) and node.returns:
-            skipped |= {id(inner) for inner in ast.walk(node.returns)}
+        parts = [node] if isinstance(node, ast.Raise) else [getattr(node, name, None) for name in ANNOTATIONS]
+        skipped |= {id(inner) for part in parts if part is not None for inner in ast.walk(part)}
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
-        if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPS:
-            yield node, f"{type(node.op).__name__} -> {SWAPS[type(node.op)].__name__}"
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-            yield node, f"{type(node.ops[0]).__name__} -> {SWAPS[type(node.ops[0])].__name__}"
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            yield node, f"{node.value!r} -> {node.value + 1!r}"
-
-
-def changed(source: str, number: int) -> tuple[str, int, str]:
-    """Return the source with one change, its line, and the change in words."""
-    tree = ast.parse(source)
-    node, words = list(changes(tree))[number]
-    if isinstance(node, ast.BinOp | ast.BoolOp):
-        node.op = SWAPS[type(node.op)]()
-    elif isinstance(node, ast.Compare):
-        node.ops[0] = SWAPS[type(node.ops[0])]()
-    elif isinstance(node, ast.Constant):
-        node.value += 1
-    return ast.unparse(tree), node.lineno, words  # type: ignore[attr-defined]
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+            new = node.value + 1
+            yield node.lineno, f"{node.value!r} -> {new!r}", partial(setattr, node, "value", new)
+        elif isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare):
+            own = node.ops[0] if isinstance(node, ast.Compare) else node.op
+            if other := SWAPS.get(type(own)):
+                change = (
+                    partial(node.ops.__setitem__, 0) if isinstance(node, ast.Compare) else partial(setattr, node, "op")
+                )
+                yield node.lineno, f"{type(own).__name__} -> {other.__name__}", partial(change, other())
 
 
 # Run pytest without the finder of the editable installation, which would import the checkout instead of the copy.
@@ -134,15 +123,18 @@ def main() -> None:
         name, source = str(file.relative_to(copy)), file.read_text()
         if (name, number) in done:
             continue
-        new, line, words = changed(source, number)
+        tree = ast.parse(source)
+        line, words, change = list(changes(tree))[number]
+        change()
+        of_file = Counter(one for key in tests if key[0] == str(file) for one in tests[key])
         # no test executes a line that runs when the module is imported: then those that execute any line of the file
-        chosen = sorted(
-            set(tests.get((str(file), line), ()) or chain(*(tests[key] for key in tests if key[0] == str(file))))
-        )
-        chosen = random.Random(0).sample(chosen, MOST_TESTS) if len(chosen) > MOST_TESTS else chosen
-        users = Counter(one.partition("::")[0] for key in tests if key[0] == str(file) for one in tests[key])
+        chosen = sorted(set(tests.get((str(file), line), of_file)))
+        chosen = random.Random(0).sample(chosen, min(MOST_TESTS, len(chosen)))
+        users = Counter[str]()
+        for one, count in of_file.items():
+            users[one.partition("::")[0]] += count
         whole = [*(place for place, _ in users.most_common(3)), name]
-        file.write_text(new)
+        file.write_text(ast.unparse(tree))
         try:
             status = run(["-x", "--timeout", "120", *chosen], copy) if chosen else 0
             if status == 4:  # pytest could not start: because of the change, or because it knows a test by no such name

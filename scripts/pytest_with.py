@@ -15,7 +15,6 @@ def load(path: str) -> None:
     """Put the extension at `path` where `ropewalk` will find it, in place of the installed one."""
     loader = ExtensionFileLoader(NAME, path)
     spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
-    assert spec is not None
     sys.modules[NAME] = module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     print(f"{NAME}: {module.__file__}")

@@ -223,8 +223,7 @@ def read_record() -> dict[str, Any]:
     """Return the record; an empty one if there is none."""
     if not RECORD.is_file():
         return {"engines": {}, "cells": []}
-    content: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
-    return content
+    return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
 def cells_of(record: dict[str, Any]) -> dict[tuple[str, ...], Cell]:

@@ -54,8 +54,7 @@ def config_of(family: str, block: str) -> Request:
     """Return the content of a model's config.json, all that vLLM needs to build it."""
     config = Models(family, Path()).config(block)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]]
-    content: Request = json.loads(config.to_json_string())
-    return content
+    return json.loads(config.to_json_string())
 
 
 def answers(requests: list[Request], place: Path, mode: str = "log") -> Iterator[tuple[Request, Request]]:
@@ -66,8 +65,6 @@ def answers(requests: list[Request], place: Path, mode: str = "log") -> Iterator
             [PYTHON, Path(layer_ropes.__file__).resolve(), "plugin"], env=environment, cwd=place, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         ) as process:  # fmt: skip
-            assert process.stdin is not None
-            assert process.stdout is not None
             process.stdout.readline()  # the version
             for number, request in enumerate(requests):
                 process.stdin.write(json.dumps(request) + "\n")

@@ -114,8 +114,7 @@ def of_layer(ropes: ModelRopes, layer: int, types: Sequence[str] = ()) -> RopeCo
 
 @functools.cache
 def _file() -> Record:
-    content: Record = json.loads(FILE.read_text())
-    return content
+    return json.loads(FILE.read_text())
 
 
 def recorded(case: Case) -> Recorded:

@@ -29,8 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from engines.plugin import PYTHON, RESULTS, with_plugin  # noqa: E402
-from records import environment  # noqa: E402
-from verified import verified  # noqa: E402
+from records import environment, verified  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.serving import ApplySettings, apply, serve_config  # noqa: E402

@@ -26,7 +26,7 @@ from ropewalk.progress import SilentProgress
 from ropewalk.rope.scaling import YaRN
 from tests.diagnosis.test_facts import STORY, decode, encode
 
-TRAINED, TARGET = 1100, 2600
+TRAINED, TARGET = 2200, 5200
 DESIGN = Design(trained_length=TRAINED, target=TARGET, windows=1)
 TELLER = Teller(WORDS, encode, decode)
 LAYOUT: Layout = TELLER.layout(TRAINED, TARGET)
@@ -85,13 +85,23 @@ def test_only_plain_is_asked_at_the_trained_length() -> None:
 
 def test_a_reading_whose_loss_breaks_down_is_given_up() -> None:
     """After the trained length the loss rises: the rest is not computed, and no answer counts."""
-    found, _ = measured(lambda position: 3.0 if position < 1500 else 3.2 + BROKEN)
+    found, _ = measured(lambda position: 3.0 if position < 3000 else 3.2 + BROKEN)
     assert found.stopped is not None
-    assert 1500 < found.stopped < TARGET
+    assert 3000 < found.stopped < TARGET
     assert found.answers == ()
     assert found.loss[-1] is None
-    kept, _ = measured(lambda position: 3.0 if position < 1500 else 2.8 + BROKEN)
+    kept, _ = measured(lambda position: 3.0 if position < 3000 else 2.8 + BROKEN)
     assert kept.stopped is None
+
+
+def test_a_text_that_varies_by_itself_is_no_breakdown() -> None:
+    """Code: a part of it has a loss that is higher by more than a nat, within the trained length and beyond."""
+
+    def varied(position: int, worse: float = 0.0) -> float:
+        return 3.5 + worse * (position > TRAINED) if 512 <= position % 2600 < 1024 else 1.5
+
+    assert measured(varied)[0].stopped is None
+    assert measured(lambda position: varied(position, 0.2 + BROKEN))[0].stopped is not None
 
 
 def test_a_method_that_is_worse_from_the_start_is_given_up() -> None:

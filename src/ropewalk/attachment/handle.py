@@ -103,6 +103,14 @@ class Attachment:
       device and nothing was compared.
     - `seq_len`: tokens, for frequencies that depend on the length (dynamic NTK, LongRoPE). None: the largest position
       of each call, plus one, as in transformers; with a method its target.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+    ...                                      num_attention_heads=2))
+    >>> handle = attach(model, "dca", target=8192)
+    >>> print(handle)  # doctest: +ELLIPSIS
+    <Attachment of LlamaForCausalLM: dca to 8,192 tokens, differs by ...>
+    >>> handle.detach()
     """
 
     model: nn.Module

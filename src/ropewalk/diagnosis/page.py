@@ -214,7 +214,8 @@ def how_measured(diagnosis: Diagnosis) -> str:
         f"“{facts[0].told}” At the end the model is asked for each, as a choice of four values: those of four "
         f"neighbouring facts. Far facts lie wholly farther back than {trained:,} tokens, near ones within. Losses "
         "leave out the facts and two tokens after each. A reading is given up when its loss has risen by more than a "
-        f"nat per token. Intervals hold with {100 * LOOK_CONFIDENCE:g} % at each of up to four looks."
+        f"nat per token above any part within the trained length. Intervals hold with {100 * LOOK_CONFIDENCE:g} % at "
+        "each of up to four looks."
     )
     if not control.asked:
         return said

@@ -23,8 +23,8 @@ from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress
 
 MOST_CONTROLS = 48  # facts asked for at the trained length, of one window
-BROKEN = 1.0  # nats per token: a rise of the loss after which a reading is given up
-RECENT = 512  # tokens over which that rise is measured
+BROKEN = 1.0  # nats per token: a rise above any part within the trained length after which a reading is given up
+RECENT = 512  # tokens of such a part, and over which that rise is measured
 CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
 TRIAL = 1024  # most tokens of the trial
 SLOWER = 1.3  # attention's time for an operation over that of a matrix product
@@ -158,7 +158,9 @@ def _read(
             levels.setdefault(job.window, within)
         start = max(trained, read - RECENT)
         recent = _mean(losses, window, start, read) if read - start >= RECENT // 2 else within
-        return max(within, recent) > min(within, levels.get(job.window, within)) + BROKEN
+        parts = [_mean(losses, window, first, first + RECENT) for first in range(RECENT, trained - RECENT + 1, RECENT)]
+        varies = max(0.0, max(parts, default=within) - within)  # the text itself, such as tables in code
+        return max(within, recent - varies) > min(within, levels.get(job.window, within)) + BROKEN
 
     losses = reader.window_losses(
         torch.from_numpy(window.ids), advance=advance, until=broken if design.extends else None,

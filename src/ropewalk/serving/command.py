@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from ropewalk.errors import RopeError
-from ropewalk.serving.engines import FLAGS, Engine
+from ropewalk.serving.engines import FLAGS, ServingEngine
 
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "K": 2**10, "M": 2**20, "G": 2**30}  # vLLM's
 _SHELL = r"[|;&]+|\d?&?[<>].*"  # what ends a command, and redirections
@@ -36,7 +36,7 @@ class EngineCommand:
     environment: Mapping[str, str]
 
     @property
-    def flags(self) -> Engine:
+    def flags(self) -> ServingEngine:
         return FLAGS[self.engine]
 
     @property

@@ -24,7 +24,7 @@ NOT_MULTIPLIED = "gemma3"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class ServingEngine:
     """An engine, and the options of its command that concern the rope, for `serve-config` and `inspect --command`.
 
     - `title`: its name in text. `gguf`: whether it loads a .gguf file; the others load a Hugging Face folder.
@@ -59,7 +59,7 @@ class Engine:
 
 _GGUF = "src/llama-context.cpp and src/llama-model.cpp (`get_rope_factors`) in llama-cpp-python 0.3.36"
 TABLE = {
-    "vllm": Engine(
+    "vllm": ServingEngine(
         title="vLLM",
         read="0.33.0's rotary_embedding/__init__.py (`get_rope`)",
         program=r"(.*/)?vllm|vllm\.entrypoints\..*|vllm/vllm-\S+",
@@ -70,7 +70,7 @@ TABLE = {
         longer="VLLM_ALLOW_LONG_MAX_MODEL_LEN",
         source="vLLM 0.32.0's config/model.py (`_apply_dict_overrides`, `_get_and_verify_max_len`)",
     ),
-    "sglang": Engine(
+    "sglang": ServingEngine(
         title="SGLang",
         read="0.5.23's rotary_embedding/factory.py (`get_rope`)",
         program=r"(.*/)?sglang|sglang\.launch_server|lmsysorg/sglang\S*",
@@ -81,7 +81,7 @@ TABLE = {
         longer="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
         source="SGLang 0.5.23's utils/hf_transformers/config.py (`get_config`) and common.py (`get_context_length`)",
     ),
-    "llama.cpp": Engine(
+    "llama.cpp": ServingEngine(
         title="llama.cpp",
         gguf=True,
         read=_GGUF,
@@ -96,8 +96,8 @@ TABLE = {
         ),
         source="llama.cpp's common/arg.cpp, src/llama-context.cpp and server-context.cpp in xllamacpp 2026.10.11549",
     ),
-    "ollama": Engine(title="Ollama", gguf=True, read=_GGUF),
-    "mlx": Engine(
+    "ollama": ServingEngine(title="Ollama", gguf=True, read=_GGUF),
+    "mlx": ServingEngine(
         title="mlx-lm",
         only_run=True,
         program=r"(.*/)?mlx_lm(\.(server|generate|chat))?",
@@ -105,11 +105,11 @@ TABLE = {
         model=("--model",),
         source="mlx-lm 0.32.2's server.py, generate.py and each model's `ModelArgs`",
     ),
-    "onnx": Engine(title="ONNX Runtime GenAI", only_run=True),
-    "transformers": Engine(
+    "onnx": ServingEngine(title="ONNX Runtime GenAI", only_run=True),
+    "transformers": ServingEngine(
         title="transformers", read="5.23's modeling_rope_utils.py (`ROPE_INIT_FUNCTIONS`)"
     ),
-    CONVERTER: Engine(
+    CONVERTER: ServingEngine(
         title=CONVERTER, read="conversion/base.py (`TextModel.set_gguf_parameters`) in llama-cpp-python 0.3.36"
     ),
 }  # fmt: skip
