@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk import RopeConfig, RopeError
+from ropewalk import RopeConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.extensions import ReRoPE
 from ropewalk.rope.model_ropes import ModelRopes
