@@ -49,28 +49,19 @@ def read(model: str, text: tuple[str, dict[str, Any]], methods: list[str], **set
             "seconds": reading.seconds,
         }  # fmt: skip
     return {
-        "kind": found.kind,
-        "text": text[1],
-        "trained_length": found.trained_length,
-        "target": found.target,
+        "kind": found.kind, "text": text[1], "trained_length": found.trained_length, "target": found.target,
         "far": [fact.far for fact in window.facts],
         "distances": [found.target - fact.start for fact in window.facts],
         "control": [found.evidence.control.found, found.evidence.control.asked],
         "same_as": {method: form.same_as for method, form in found.methods.items() if form.same_as},
-        "rows": rows,
-        "environment": {**found.environment, **environment()},
-    }
+        "rows": rows, "environment": {**found.environment, **environment()},
+    }  # fmt: skip
 
 
 def far_found(runs: Mapping[str, Any], method: str) -> tuple[int, int]:
     """Return how many far facts a method found in some runs, and of how many; a run that was given up found none."""
-    right = [
-        hit
-        for run in runs.values()
-        if method in run["rows"]
-        for hit, far in zip(run["rows"][method]["right"] or [False] * len(run["far"]), run["far"], strict=True)
-        if far
-    ]
+    of = [(run["rows"][method]["right"], run["far"]) for run in runs.values() if method in run["rows"]]
+    right = [hit for hits, fars in of for hit, far in zip(hits or [False] * len(fars), fars, strict=True) if far]
     return sum(right), len(right)
 
 

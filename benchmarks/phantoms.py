@@ -121,33 +121,31 @@ def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _share(values: Iterable[bool]) -> list[int]:
-    """Return how many are true, and of how many."""
-    of = list(values)
-    return [sum(of), len(of)]
-
-
 def summed_up(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return, for each W and number of windows and for all W together, the counts that the bars are about."""
-    rows = []
-    step = TRAINED[name] // 8
+    trained, rows = TRAINED[name], []
+    step, right = trained // 8, "keep" if name == "smollm2" else "extend"
+
+    def share(values: Iterable[bool]) -> list[int]:
+        of = list(values)
+        return [sum(of), len(of)]
+
     for times, count in itertools.product((*TIMES, None), map(str, LOOKS)):
-        of = [(round(one * TRAINED[name]), [run["looks"][count] for run in runs.values()
-               if run["window"] == round(one * TRAINED[name])])
-              for one in (TIMES if times is None else (times,))]  # fmt: skip
+        windows = [round(one * trained) for one in (TIMES if times is None else (times,))]
+        of = [(window, [run["looks"][count] for run in runs.values() if run["window"] == window]) for window in windows]
         each = [(window, look) for window, all_looks in of for look in all_looks]
         pairs = [pair for _, all_looks in of for pair in itertools.combinations(all_looks, 2)]
-        same = [(a, b) for a, b in pairs if (a["action"], a["method"]) == (b["action"], b["method"])]
-        both = [(a["length"], b["length"]) for a, b in same if None not in (a["length"], b["length"])]
+        alike = [(a["action"], a["method"]) == (b["action"], b["method"]) for a, b in pairs]
+        lengths = [(a["length"], b["length"]) for (a, b), same in zip(pairs, alike, strict=True) if same]
         rows.append({
-            "window": None if times is None else round(times * TRAINED[name]), "windows_read": int(count),
+            "window": None if times is None else windows[0], "windows_read": int(count),
             "estimates": [look["tokens"] for _, look in each], "promises": [look["length"] for _, look in each],
-            "covered": _share(look["low"] <= window and (look["high"] is None or window <= look["high"])
-                              for window, look in each if look["low"] is not None),
-            "promised_more": _share(look["length"] > window for window, look in each if look["length"] is not None),
-            "decided": _share(look["action"] == ("keep" if name == "smollm2" else "extend") for _, look in each),
-            "same_answer": _share((a["action"], a["method"]) == (b["action"], b["method"]) for a, b in pairs),
-            "same_length": _share(abs(a - b) <= step for a, b in both),
+            "covered": share(look["low"] <= window and (look["high"] is None or window <= look["high"])
+                             for window, look in each if look["low"] is not None),
+            "promised_more": share(look["length"] > window for window, look in each if look["length"] is not None),
+            "decided": share(look["action"] == right for _, look in each),
+            "same_answer": share(alike),
+            "same_length": share(abs(a - b) <= step for a, b in lengths if None not in (a, b)),
         })  # fmt: skip
     return rows
 
@@ -159,11 +157,10 @@ def main() -> None:
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--only", choices=TRAINED)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--cells", type=int, help="read at most this many runs, to time them")
     parser.add_argument("--evaluate", action="store_true", help="read nothing")
     add_again(parser, RESULTS / "phantoms.json")
     given = parser.parse_args()
-    record, left = started(given), math.inf if given.cells is None else given.cells
+    record = started(given)
 
     def save() -> None:
         for name, runs in record.get("runs", {}).items():
@@ -179,7 +176,7 @@ def main() -> None:
         model: Any = None
         for number, (times, seed) in enumerate(itertools.product(TIMES, range(RUNS))):
             window = round(times * TRAINED[name])
-            if f"{window} {seed}" in runs or left <= 0:
+            if f"{window} {seed}" in runs:
                 continue
             if model is None:
                 dtype = chosen_dtype(given.dtype, "cpu")[0] if name == "smollm2" else torch.float32
@@ -190,7 +187,6 @@ def main() -> None:
             run = {"window": window, "seed": seed, "text": origin,
                    **read(name, model, tokenizer, (novel, text), window, seed)}  # fmt: skip
             runs[f"{window} {seed}"] = {**run, "looks": looks(name, run)}
-            left -= 1
             save()
             print(name, window, seed, runs[f"{window} {seed}"]["looks"], flush=True)
     save()

@@ -14,7 +14,7 @@ import argparse
 import sys
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,6 @@ class Contender(Timed):
     inverse: bool = False
 
 
-@dataclass
 class Work:
     """A case in `sets` copies, so that a round of all of them exceeds the last-level cache several times.
 
@@ -77,20 +76,14 @@ class Work:
     write into it. Tables are float32 `[seq, pairs]`.
     """
 
-    case: Case
-    device: str = "cpu"
-    sets: int = 0
-    inputs: list[Tensors] = field(init=False)
-    outs: list[Tensors] = field(init=False)
-    cos: Tensor = field(init=False)
-    sin: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.sets = self.sets or sets_for(self.case.bytes, self.device)
-        first = self.case.tensors(self.device)
+    def __init__(self, case: Case, device: str = "cpu", sets: int = 0) -> None:
+        whole = device != "cpu" or case.bytes >= WHOLE
+        sets_for_cache = 1 if whole else max(2, min(FEW, -(-4 * last_level_cache() // (2 * case.bytes))))
+        self.case, self.device, self.sets = case, device, sets or sets_for_cache
+        first = case.tensors(device)
         self.inputs = [first, *(tuple(x.clone() for x in first) for _ in range(self.sets - 1))]
         self.outs = [tuple(torch.zeros_like(x) for x in first) for _ in range(self.sets)]
-        self.cos, self.sin = self.case.cos_sin(self.device)
+        self.cos, self.sin = case.cos_sin(device)
 
     @property
     def weight(self) -> Tensor:
@@ -105,13 +98,6 @@ class Work:
         """
         torch.compiler.reset()
         return torch.compile(_eager(), dynamic=False, fullgraph=True)
-
-
-def sets_for(size: int, device: str = "cpu") -> int:
-    """Return how many sets of `size` bytes in and as many out exceed the last-level cache four times."""
-    if device != "cpu" or size >= WHOLE:
-        return 1
-    return max(2, min(FEW, -(-4 * last_level_cache() // (2 * size))))
 
 
 # -- correctness ------------------------------------------------------------------------------------------------------
@@ -375,19 +361,6 @@ def _ratios(bound: Bound, records: Sequence[Record]) -> Iterator[float]:
             yield round(medians[bound.contender] / min(against), 3)
 
 
-def shares(records: Sequence[Record]) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Return for each dtype and contender of the sweep: (tokens, the copy's median time over its own), by tokens."""
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for record in records:
-        times = record.get("microseconds", {})
-        if record["kind"] != "sweep" or COPY not in times:
-            continue
-        for name in times.keys() - {COPY}:
-            curve = panels.setdefault(record["dtype"], {}).setdefault(name, [])
-            curve.append((record["tokens"], times[COPY]["p50"] / times[name]["p50"]))
-    return {dtype: {name: sorted(curves[name]) for name in sorted(curves)} for dtype, curves in panels.items()}
-
-
 def report(records: Sequence[Record]) -> str:
     """Return the bounds and the sweep, as text."""
     first = records[0]
@@ -400,12 +373,14 @@ def report(records: Sequence[Record]) -> str:
         against = ", ".join(name.removeprefix("ropewalk, ") for name in bound.against)
         number = "-" if value is None else f"{value:.2f}"
         lines.append(f"  {f'{bound.name} / {against}':64} {number:>6} at most {bound.at_most:.2f}  {verdict}".rstrip())
-    for dtype, curves in shares(records).items():
-        sizes = sorted({tokens for curve in curves.values() for tokens, _ in curve})
-        lines += ["", f"Share of copy bandwidth, {dtype}, by tokens", " " * 26 + "".join(f"{n:>9,}" for n in sizes)]
-        for name, curve in curves.items():
-            found = dict(curve)
-            lines.append(f"  {name:24}" + "".join(f"{found[n]:>9.0%}" if n in found else f"{'-':>9}" for n in sizes))
+    sweep = [one for one in records if one["kind"] == "sweep" and COPY in one["microseconds"]]
+    for dtype in dict.fromkeys(one["dtype"] for one in sweep):
+        medians = {one["tokens"]: {name: times["p50"] for name, times in one["microseconds"].items()}
+                   for one in sorted(sweep, key=lambda one: one["tokens"]) if one["dtype"] == dtype}  # fmt: skip
+        lines += ["", f"Share of copy bandwidth, {dtype}, by tokens", " " * 26 + "".join(f"{n:>9,}" for n in medians)]
+        for name in sorted({name for of in medians.values() for name in of} - {COPY}):
+            cells = (f"{of[COPY] / of[name]:.0%}" if name in of else "-" for of in medians.values())
+            lines.append(f"  {name:24}" + "".join(f"{cell:>9}" for cell in cells))
     return "\n".join(lines)
 
 

@@ -22,7 +22,6 @@ from ropewalk.atomic_io import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-LESSON = DOCS / "lesson"
 LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?", re.DOTALL)
 
@@ -57,20 +56,14 @@ def run_page(page: Path) -> Ran:
     names: dict[str, object] = {"__name__": "__main__"}
 
     def run(found: re.Match[str]) -> str:
-        line = before.count("\n", 0, found.start("code"))
-        output = printed(found["code"], names, page, line)
-        return f"```python\n{found['code']}```\n" + (f'\n```text title="Output"\n{output}```\n' if output else "")
+        line, output = before.count("\n", 0, found.start("code")), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.chdir(ROOT), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exec(compile("\n" * line + found["code"], str(page), "exec"), names)
+        printed = "".join(text.rstrip() + "\n" for text in output.getvalue().splitlines())
+        return f"```python\n{found['code']}```\n" + (f'\n```text title="Output"\n{printed}```\n' if printed else "")
 
     return Ran(page, before, BLOCK.sub(run, before))
-
-
-def printed(code: str, names: dict[str, object], page: Path, line: int) -> str:
-    """Return the output of the block after `line` lines of the page, without spaces at the ends of lines."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.chdir(ROOT), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        exec(compile("\n" * line + code, str(page), "exec"), names)
-    return "".join(text.rstrip() + "\n" for text in output.getvalue().splitlines())
 
 
 def too_large(page: Path) -> list[str]:

@@ -82,10 +82,10 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def where(record: Record) -> str:
     """Return the machine and the versions of a record in one line."""
-    known = record.get("versions", {})
+    known = record["versions"]
     versions = ", ".join(f"{name} {known[name]}" for name in ("torch", "transformers") if name in known)
     threads = f"{record['threads']} thread{'s' * (record['threads'] != 1)}"
-    return f"{record['device']}, {threads}, {versions or 'versions not recorded'}, {record['date'][:10]}"
+    return f"{record['device']}, {threads}, {versions}, {record['date'][:10]}"
 
 
 def chance() -> str:
@@ -273,11 +273,9 @@ def attention() -> str:
     for name, of in runs.items():
         for one in of:
             times = one["microseconds"]
-            backward = ", forward and backward" if one["kind"] == "backward" else ""
             case = f"{one['tokens']:,} tokens, {one['heads']} heads of {one['head_dim']}, {one['kv_heads']} of keys"
-            cases.setdefault((case + backward, one["dtype"]), {})[name] = (
-                times["ropewalk"]["p50"] / times["sdpa"]["p50"]
-            )
+            ratio = times["ropewalk"]["p50"] / times["sdpa"]["p50"]
+            cases.setdefault((case, one["dtype"]), {})[name] = ratio
     rows = [[*case, *(f"{ratios[name]:.2f}" if name in ratios else "" for name in runs)]
             for case, ratios in cases.items()]  # fmt: skip
     return f"{table(['attention', 'dtype', *runs], rows)}\n\n{measured_on(runs)}"

@@ -82,12 +82,8 @@ def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str
         yield f"{'#' * level} {context.command_path}"
         yield "\n\n".join(_plain(part) for part in inspect.cleandoc(command.help or "").split("\n\n"))
         yield f"```console\n$ {usage}\n```"
-        rows = []
-        for parameter in command.get_params(context):
-            record = parameter.get_help_record(context)  # None: hidden
-            if parameter.name != "help" and record is not None:
-                rows.append(record)
-        if rows:
+        shown = [one.get_help_record(context) for one in command.get_params(context) if one.name != "help"]
+        if rows := [record for record in shown if record is not None]:  # None: hidden
             lines = [f"| `{what.strip()}` | {_plain(text)} |" for what, text in rows]
             yield "\n".join(['<div class="stack" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"]).replace(
                 "`  ", "`"

@@ -111,10 +111,8 @@ def _rows() -> Any:
         types, segments = [0] * 4, [{"kind": "text", "tokens": 4}]
         for kind, frames, height, width in pictures:
             types += [1 if kind == "image" else 2] * (frames * height * width) + [0] * 3
-            segments += [
-                {"kind": kind, "frames": frames, "height": height, "width": width},
-                {"kind": "text", "tokens": 3},
-            ]
+            segments.append({"kind": kind, "frames": frames, "height": height, "width": width})
+            segments.append({"kind": "text", "tokens": 3})
         grids = {which: [grid[1:] for grid in pictures if grid[0] == which] for which in ("image", "video")}
         positions, _ = mrope_positions(
             torch.tensor(types), images=grids["image"], videos=grids["video"], spatial_merge_size=1
@@ -175,24 +173,21 @@ def model() -> dict[str, Any]:
     cases = []
     for sample, tokens, setting in settings():
         logits = _logits(tiny, encode(samples[sample])[:tokens], setting)
-        cases.append(
-            {
-                "sample": sample,
-                "tokens": tokens,
-                "setting": setting,
-                "logits": [float(f"{x:.7g}") for x in logits.tolist()],
-                "logSumExp": logits.logsumexp(-1).item(),
-                "best": int(logits.argmax()),
-            }
-        )
-    weights = _weights(encode(samples[1]))
+        cases.append({
+            "sample": sample, "tokens": tokens, "setting": setting, "logits": _rounded(logits),
+            "logSumExp": logits.logsumexp(-1).item(), "best": int(logits.argmax()),
+        })  # fmt: skip
     return {
         "texts": [{"text": text, "ids": encode(text)} for text in (*TEXTS, *samples)],
         "decoded": [{"ids": list(ids), "text": decode(ids)} for ids in (*INVALID, known)],
         "cases": cases,
-        "attention": {"sample": 1, "weights": weights},
+        "attention": {"sample": 1, "weights": _weights(encode(samples[1]))},
         "continuation": decode(generate(tiny, samples[1], max_new_tokens=12)[0]),
     }
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [float(f"{x:.7g}") for x in values.tolist()]
 
 
 def _logits(model: Decoder, ids: list[int], setting: dict[str, Any]) -> Tensor:
@@ -229,14 +224,12 @@ class _Tables(torch.nn.Module):
 
     def __init__(self, setting: dict[str, Any]) -> None:
         super().__init__()
-        self.setting = setting
+        self.shift, self.scale = setting.get("shift", 0), float(setting.get("rotate", True))
+        self.angles = _ANGLES[setting.get("angles", "exact")]
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        positions = (position_ids + self.setting.get("shift", 0)).double()[..., None]
         frequencies = 10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
-        angles = _ANGLES[self.setting.get("angles", "exact")](positions, frequencies)
-        if not self.setting.get("rotate", True):
-            angles = angles * 0
+        angles = self.angles((position_ids + self.shift).double()[..., None], frequencies) * self.scale
         both = torch.cat([angles, angles], -1).double()
         return both.cos().float(), both.sin().float()
 
@@ -258,7 +251,7 @@ def _weights(ids: list[int]) -> list[dict[str, Any]]:
     with torch.no_grad():
         found = other(torch.tensor([ids]), output_attentions=True).attentions
     return [
-        {"layer": layer, "head": head, "row": [float(f"{x:.7g}") for x in found[layer][0, head, -1].tolist()]}
+        {"layer": layer, "head": head, "row": _rounded(found[layer][0, head, -1])}
         for layer, head in ((0, 0), (3, 2), (5, 1))
     ]
 

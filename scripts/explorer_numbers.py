@@ -58,8 +58,12 @@ SIZES = Sizes(hidden_size=64, num_attention_heads=4, head_dim=16)
 
 
 def encoding_entries() -> list[dict[str, Any]]:
-    """Return RoPE and each registered encoding, with its score of equal tokens `[heads][query][key]`."""
-    return [_bias_entry("rope", "RoPE, theta 10,000", None, _rope_surface()), *map(_registered, ENCODINGS)]
+    """Return RoPE and each registered encoding, with its score of equal tokens `[heads][query][key]` up to the query.
+
+    Equal heads are one.
+    """
+    rope = {"name": "rope", "title": "RoPE, theta 10,000", "line": "", "learned": 0, "heads": _rows(_rope_surface())}
+    return [rope, *map(_registered, ENCODINGS)]
 
 
 def _registered(name: str) -> dict[str, Any]:
@@ -68,9 +72,10 @@ def _registered(name: str) -> dict[str, Any]:
         torch.manual_seed(0)
         module = config.build(SIZES).eval()
         surface = _surface(module)
-    learned = sum(parameter.numel() for parameter in module.parameters())
-    line = (type(config).__doc__ or "").strip().partition("\n")[0]
-    return _bias_entry(name, type(config).__name__, line, surface, learned)
+    return {
+        "name": name, "title": type(config).__name__, "line": (type(config).__doc__ or "").strip().partition("\n")[0],
+        "learned": sum(parameter.numel() for parameter in module.parameters()), "heads": _rows(surface),
+    }  # fmt: skip
 
 
 def _surface(module: Encoding) -> Tensor:
@@ -79,8 +84,7 @@ def _surface(module: Encoding) -> Tensor:
     ids = torch.arange(BIAS_TOKENS)
     if module.in_embeddings:
         added = module.embedded(torch.zeros(1, BIAS_TOKENS, SIZES.hidden_size), ids[None])[0]
-        similar: Tensor = added @ added.T / SIZES.hidden_size**0.5
-        return similar[None]
+        return (added @ added.T / SIZES.hidden_size**0.5)[None]
     alike = torch.ones(1, BIAS_TOKENS, heads, dim)
     q, k = module.encoded(alike, alike, ids)
     q, bias = module.biased(q, Places(ids, ids))
@@ -92,19 +96,17 @@ def _rope_surface() -> Tensor:
     rope = RopeConfig(SIZES.head_dim, interleaved=False)
     alike = torch.ones(1, BIAS_TOKENS, 1, SIZES.head_dim)
     rotated = RotaryEmbedding(rope).rotate(alike, position_ids=torch.arange(BIAS_TOKENS))[0, :, 0]
-    scores: Tensor = rotated @ rotated.T / SIZES.head_dim**0.5 - SIZES.head_dim**0.5
-    return scores[None]
+    return (rotated @ rotated.T / SIZES.head_dim**0.5 - SIZES.head_dim**0.5)[None]
 
 
-def _bias_entry(name: str, title: str, line: str | None, surface: Tensor, learned: int = 0) -> dict[str, Any]:
-    """Return one encoding's entry, with keys up to the query; equal heads are one."""
+def _rows(surface: Tensor) -> list[list[list[float]]]:
     if all(torch.equal(surface[0], other) for other in surface[1:]):
         surface = surface[:1]
-    rows = [
-        [[float(f"{value:.3g}") for value in row[: query + 1].tolist()] for query, row in enumerate(head)]
-        for head in surface
-    ]
-    return {"name": name, "title": title, "line": line or "", "learned": learned, "heads": rows}
+    return [[_rounded(row[: query + 1], 3) for query, row in enumerate(head)] for head in surface]
+
+
+def _rounded(values: Any, digits: int = 6) -> list[float]:
+    return [float(f"{value:.{digits}g}") for value in values.tolist()]
 
 
 HEAD_TEXTS, HEAD_TOKENS = 16, 256
@@ -125,15 +127,9 @@ def head_entries() -> dict[str, Any]:
             pairs_q, rest_q = as_complex(one_q, rope)
             pairs_k, rest_k = as_complex(one_k, rope)
             product = pairs_q * pairs_k.conj() / rope.head_dim**0.5
-            heads.append(
-                {
-                    "layer": layer,
-                    "head": head,
-                    "re": _head_numbers(product.real),
-                    "im": _head_numbers(product.imag),
-                    "rest": float(f"{float(rest_q @ rest_k) / rope.head_dim**0.5:.6g}"),
-                }
-            )
+            rest = rest_q @ rest_k / rope.head_dim**0.5
+            heads.append({"layer": layer, "head": head, "re": _rounded(product.real), "im": _rounded(product.imag),
+                          "rest": _rounded(rest[None])[0]})  # fmt: skip
     return {
         "model": "tiny",
         "text": f"{HEAD_TEXTS} windows of {HEAD_TOKENS} tokens of Moby-Dick",
@@ -141,10 +137,6 @@ def head_entries() -> dict[str, Any]:
         "invFreq": list(columns_of(rope)),
         "heads": heads,
     }
-
-
-def _head_numbers(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 PAIRING_TEXTS, PAIRING_TOKENS, NEW_TOKENS = 8, 256, 32
@@ -193,11 +185,8 @@ def as_text(found: Any) -> str:
     """Return JSON with one line for each entry of a list, for readable diffs."""
     if not isinstance(found, list):
         return json.dumps(finite(found), separators=(",", ":"), allow_nan=False) + "\n"
-    return (
-        "[\n"
-        + ",\n".join(as_text(entry).rstrip("\n") if isinstance(entry, dict) else json.dumps(entry) for entry in found)
-        + "\n]\n"
-    )
+    entries = (as_text(entry).rstrip("\n") if isinstance(entry, dict) else json.dumps(entry) for entry in found)
+    return "[\n" + ",\n".join(entries) + "\n]\n"
 
 
 if __name__ == "__main__":

@@ -94,6 +94,10 @@ def _cached_distances(way: str, tokens: int) -> Array:
     store = rw.KVCache(num_layers=1, batch=1, num_key_value_heads=1, head_dim=4, dtype=torch.float64)
     vector = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64).view(1, 1, 1, 4)
     distances = np.full((tokens, tokens), np.nan)
+
+    def angle(vectors: Tensor) -> Array:
+        return torch.atan2(vectors[:, 3], vectors[:, 2]).numpy()
+
     for step in range(tokens):
         position = 0 if way == "every token at position 0" else step
         query = rope.rotate(vector, position_ids=torch.tensor([position]))
@@ -101,17 +105,12 @@ def _cached_distances(way: str, tokens: int) -> Array:
         keys = store.write(0, query, query, layout)[0]
         store.commit(layout)
         first = step + 1 - keys.shape[2]  # the token of the cache's first key
-        distances[step, first : step + 1] = (_angle(query[0, 0]) - _angle(keys[0, 0])) / frequency
+        distances[step, first : step + 1] = (angle(query[0, 0]) - angle(keys[0, 0])) / frequency
         if way == "nothing stored":
             store.truncate(0)
         elif way == "keys rotated again":
             rope.rotate(keys, position_ids=torch.arange(step + 1), layout="bhsd", inplace=True)
     return distances
-
-
-def _angle(vectors: Tensor) -> Array:
-    """Return the angle of the second pair of each vector `[vectors, 4]`, in radians."""
-    return torch.atan2(vectors[:, 3], vectors[:, 2]).numpy()
 
 
 def biases_numbers(heads: int = 8, longest: int = 128) -> dict[str, Any]:
@@ -235,9 +234,8 @@ def precision_numbers(
     q, k = torch.nn.functional.normalize(torch.randn(2, 1, 1, 32, head_dim, generator=generator), dim=-1)
     cosines: dict[str, list[float]] = {way: [] for way in WAYS}
     scores: dict[str, list[float]] = {way: [] for way in WAYS}
-    true_score = score_of(
-        q.double(), k.double(), *_exact(inv_freq, np.array([distance])), *_exact(inv_freq, np.array([0]))
-    )
+    apart, zero = (torch.from_numpy(place * inv_freq)[None] for place in (distance, 0))
+    true_score = score_of(q.double(), k.double(), apart.cos(), apart.sin(), zero.cos(), zero.sin())
     for middle in middles:
         near = np.arange(max(0, middle - NEAR), middle)
         truth = np.cos(np.outer(near.astype(np.float64), inv_freq))
@@ -261,11 +259,6 @@ def score_of(q: Tensor, k: Tensor, cos_m: Tensor, sin_m: Tensor, cos_n: Tensor, 
     """Return the scores `[heads]` of q and k `[1, 1, heads, head_dim]`, each rotated by one position's tables."""
     at_m, at_n = rw.rotate(q, cos_m, sin_m, interleaved=False), rw.rotate(k, cos_n, sin_n, interleaved=False)
     return (at_m.double() * at_n.double()).sum(-1).flatten()
-
-
-def _exact(inv_freq: Array, positions: Array) -> tuple[Tensor, Tensor]:
-    angles = torch.from_numpy(np.outer(positions, inv_freq))
-    return angles.cos(), angles.sin()
 
 
 TABLE = Path(__file__).with_name("learned_table.npz")
@@ -340,19 +333,15 @@ def axial_numbers(rope: rw.RopeConfig, *, side: int = 24, row: int = 8, column: 
     ones = torch.ones(rope.head_dim, dtype=torch.float64)
     by_axes = rotated(ones, rope, at, side)
     by_order = rotated(ones, one_axis, torch.arange(side * side), side * side)
-
-    def similarity(rows: Tensor, patch: tuple[int, int]) -> Array:
-        return (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy()
-
-    corner = (side - 1, 0)
+    panels = (
+        ("axial 2D", by_axes, (row, column)), ("axial 2D, patch in the corner", by_axes, (side - 1, 0)),
+        ("one axis, patches in reading order", by_order, (row, column)),
+    )  # fmt: skip
     return {
-        "panels": [
-            ("axial 2D", (row, column), similarity(by_axes, (row, column))),
-            ("axial 2D, patch in the corner", corner, similarity(by_axes, corner)),
-            ("one axis, patches in reading order", (row, column), similarity(by_order, (row, column))),
-        ],
+        "panels": [(name, patch, (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy())
+                   for name, rows, patch in panels],
         "note": f"Query and key are the same vector of ones; {described(rope)}",
-    }
+    }  # fmt: skip
 
 
 def rotated(x: Tensor, rope: rw.RopeConfig, position_ids: Tensor, seq_len: int) -> Tensor:

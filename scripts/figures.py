@@ -18,7 +18,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,6 +87,21 @@ def _cell(axes: Axes, column: int, row: int, **more: Any) -> None:
 def _curve(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look, label: str, **more: Any) -> None:
     """Draw a curve with the colour, line and marker of its look."""
     axes.plot(x, y, color=look.color, linestyle=look.line, marker=look.marker, label=label, **more)
+
+
+def _noted(figure: Figure, note: str) -> Figure:
+    """Write the note of a figure whose panels have titles of their own."""
+    if note:
+        figure.supxlabel(fit(note, wrapped(note, 74)), fontsize=fit(8, 7), color=QUIET, x=0.01, ha="left")
+    return figure
+
+
+def _row(figure: Figure, count: int) -> Any:
+    """Return the axes of panels side by side; on a narrow page in rows of two, the last of which may be empty."""
+    grid = figure.subplots(*fit((1, count), (-(-count // 2), 2)), squeeze=False).ravel()
+    for axes in grid[count:]:
+        axes.set_axis_off()
+    return grid
 
 
 @style()
@@ -285,24 +299,18 @@ def pairing(
     axes.grid(axis="x", visible=False)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=fit(9, 7), columnspacing=1.2)
     caption(right, "What the wrong pairing costs")
-    if note:
-        figure.supxlabel(fit(note, wrapped(note, 74)), fontsize=fit(8, 7), color=QUIET, x=0.01, ha="left")
-    return figure
+    return _noted(figure, note)
 
 
 _ENCODING_LOOKS = {
-    "none": Look("#767676", ":", "."),
-    "sinusoidal": Look("#d55e00", "--", "s"),
-    "learned": Look("#cc79a7", ":", "x"),
-    "relative": Look("#767676", "-.", "v"),
-    "t5": Look("#009e73", "-.", "^"),
-    "transformer_xl": Look("#56b4e9", "--", "P"),
-    "alibi": Look("#0072b2", "-", "D"),
-    "kerple": Look("#56b4e9", "-", "X"),
-    "fire": Look("#e69f00", "-", "*"),
-    "xpos": Look("#222222", ":", "d"),
-    "rope": Look("#222222", "-", "o"),
-}
+    name: Look(*look)
+    for name, *look in (
+        ("none", "#767676", ":", "."), ("sinusoidal", "#d55e00", "--", "s"), ("learned", "#cc79a7", ":", "x"),
+        ("relative", "#767676", "-.", "v"), ("t5", "#009e73", "-.", "^"), ("transformer_xl", "#56b4e9", "--", "P"),
+        ("alibi", "#0072b2", "-", "D"), ("kerple", "#56b4e9", "-", "X"), ("fire", "#e69f00", "-", "*"),
+        ("xpos", "#222222", ":", "d"), ("rope", "#222222", "-", "o"),
+    )
+}  # fmt: skip
 
 
 @style()
@@ -332,9 +340,7 @@ def comparison(
         axes.annotate("trained length", (trained_length, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
                       textcoords="offset points", va="top", fontsize=8, color=QUIET)  # fmt: skip
         axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=fit(8, 6))
-    if note:
-        figure.supxlabel(fit(note, wrapped(note, 74)), fontsize=fit(8, 7), color=QUIET, x=0.01, ha="left")
-    return figure
+    return _noted(figure, note)
 
 
 def _losses(axes: Axes, lines: Mapping[str, Sequence[of.Point]], looks: Mapping[str, Look]) -> None:
@@ -374,11 +380,10 @@ def precision(
             _curve(axes, positions, values, _PRECISION_LOOKS.get(name, OTHER), name,
                    markevery=max(1, len(positions) // 8), linewidth=2.4 if name == "ropewalk" else 1.6)  # fmt: skip
         axes.set(xscale="log", yscale="log")
-        axes.xaxis.set_major_locator(LogLocator(numticks=12))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(numticks=12))
+            axis.set_minor_formatter(NullFormatter())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_locator(LogLocator(numticks=12))
-        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(which="minor", length=0)
         axes.set_xlim(positions[0], positions[-1])
         axes.set_xlabel("position (tokens)", color=INK)
@@ -409,23 +414,16 @@ def _short(value: float) -> str:
 def tables(alike: Mapping[str, Any], *, note: str = "") -> Figure:
     """Draw the cosine between every two positions of each table, `[positions, positions]`."""
     figure = Figure(figsize=fit((3.1 * len(alike), 4.0), (4.3, 5.4)))
-    grid = figure.subplots(*fit((1, len(alike)), (-(-len(alike) // 2), 2)), squeeze=False).ravel()
+    grid = _row(figure, len(alike))
     for axes, (name, cosines) in zip(grid, alike.items(), strict=False):
         image = heat(axes, cosines, vmin=-1, vmax=1)
         axes.set_aspect("equal")
         panel(axes, name)
         axes.set_xlabel("position (tokens)", color=INK)
-    for axes in grid[len(alike) :]:
-        axes.set_axis_off()
     for axes in grid[:: fit(len(alike), 2)]:
         axes.set_ylabel("position (tokens)")
-    bar(
-        figure,
-        image,
-        grid,
-        "cosine (no unit)",
-        **fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40}),
-    )
+    place = fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40})
+    bar(figure, image, grid, "cosine (no unit)", **place)
     caption(figure, "Similarity of positions depends on the distance, except in a learned table", note)
     return figure
 
@@ -472,10 +470,8 @@ def shift(
 def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "") -> Figure:
     """Draw the score of one patch's query with every patch's equal key, in axial 2D and in reading order."""
     figure = Figure(figsize=fit((1.4 + 3.1 * len(panels), 4.15), (4.3, 5.4)))
-    grid = figure.subplots(*fit((1, len(panels)), (-(-len(panels) // 2), 2)), squeeze=False).ravel()
+    grid = _row(figure, len(panels))
     low = min(float(values.min()) for _, _, values in panels)
-    for axes in grid[len(panels) :]:
-        axes.set_axis_off()
     for axes, (name, (row, column), values) in zip(grid, panels, strict=False):
         image = heat(axes, values, vmin=low, vmax=1.0)
         axes.set_aspect("equal")
@@ -521,10 +517,8 @@ def league_rows() -> tuple[list[StripRow], str]:
 
 def description(rows: Sequence[StripRow], title: str) -> str:
     """Return every count of the first figure in words."""
-    counts = ". ".join(f"{row.name}: {row.count or row.note}" for row in rows)
-    return (
-        f"{title}. Found of the facts told more than {rows[0].trained:,} tokens back: {counts}. Chance is one in four."
-    )
+    found = f"{title}. Found of the facts told more than {rows[0].trained:,} tokens back: "
+    return found + ". ".join(f"{row.name}: {row.count or row.note}" for row in rows) + ". Chance is one in four."
 
 
 def write_front() -> None:
@@ -550,11 +544,10 @@ def schemes(figure: Figure, head: str = "") -> dict[str, str]:
 
 def versions(draw: Callable[[], Figure]) -> dict[str, str]:
     """Return an SVG for each page, by its ending: wide and narrow, light and dark."""
-    found = {}
-    for size, page in (("wide", nullcontext), ("narrow", narrow_page)):
-        with page():
-            found |= {f"{size}-{scheme}": svg for scheme, svg in schemes(draw()).items()}
-    return found
+    with narrow_page():
+        narrow = schemes(draw())
+    sizes = {"wide": schemes(draw()), "narrow": narrow}
+    return {f"{size}-{scheme}": svg for size, of in sizes.items() for scheme, svg in of.items()}
 
 
 PAPER = rw.RopeConfig(64, interleaved=False)

@@ -147,12 +147,8 @@ def of_model(model: Any, length: int) -> Record:
         if type(module).__name__ == "Gemma3RotaryEmbedding":
             angles, factor = [float(f"{one:.7g}") for one in module.inv_freq.tolist()], float(module.attention_scaling)
             rope = {"inv_freq": angles, "factor": float(f"{factor:.7g}"), "pairing": "halves"}
-            sliding = name.endswith("_local")
-            layers |= {
-                n: rope
-                for n in layers
-                if getattr(model, "language_model", model).model.layers[n].self_attn.is_sliding == sliding
-            }
+            inner, sliding = getattr(model, "language_model", model).model.layers, name.endswith("_local")
+            layers |= {n: rope for n in layers if inner[n].self_attn.is_sliding == sliding}
     for module in [*sys.modules.values()]:  # vLLM and SGLang keep every table
         if "rotary_embedding" in getattr(module, "__name__", ""):
             getattr(module, "_ROPE_DICT", {}).clear()
@@ -316,11 +312,10 @@ def answer(build: Build, case: Record) -> Record:
         Path(folder, "config.json").write_text(json.dumps(case["config"]))
         try:
             return build(folder, case)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            lines = str(error).strip().splitlines() or [""]
-            text = re.sub(r"/\S*/", "", f"{type(error).__name__}: {' '.join(lines)}")
+            text = re.sub(r"/\S*/", "", f"{type(error).__name__}: {' '.join(str(error).strip().splitlines())}")
             return {"error": text[:300]}
 
 

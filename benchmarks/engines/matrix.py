@@ -89,10 +89,8 @@ def reference(model: Any, ids: Sequence[int], new: int = NEW) -> tuple[torch.Ten
 
 def differences(rows: dict[int, dict[int, float]], wanted: torch.Tensor) -> dict[int, float]:
     """Return the largest difference in nats by the number of tokens before the answer."""
-    return {
-        place: max(abs(value - float(wanted[place - 1, token])) for token, value in row.items())
-        for place, row in rows.items()
-    }
+    return {at: max(abs(value - float(wanted[at - 1, token])) for token, value in row.items())
+            for at, row in rows.items()}  # fmt: skip
 
 
 class Matrix:
@@ -206,10 +204,8 @@ class Matrix:
 
 def _apart(rows: dict[int, dict[int, float]], others: dict[int, dict[int, float]]) -> float:
     """Return the largest difference in nats of tokens that both have."""
-    pairs = (
-        (nats, others[at][token]) for at, row in rows.items() for token, nats in row.items() if token in others[at]
-    )
-    return max(abs(one - other) for one, other in pairs)
+    both = ((at, token) for at, row in rows.items() for token in row.keys() & others[at].keys())
+    return max(abs(rows[at][token] - others[at][token]) for at, token in both)
 
 
 def _short(text: str) -> str:

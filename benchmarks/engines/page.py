@@ -75,10 +75,8 @@ def of_engine(name: str, about: Cell, cells: list[Cell]) -> str:
 
 def drawn(record: Cell) -> str:
     """Return the tables of all engines."""
-    cells: dict[str, list[Cell]] = defaultdict(list)
-    for cell in record["cells"]:
-        cells[cell["engine"]].append(cell)
-    return "\n\n".join(of_engine(name, record["engines"][name], cells[name]) for name in TITLES if cells[name])
+    cells = {name: [cell for cell in record["cells"] if cell["engine"] == name] for name in TITLES}
+    return "\n\n".join(of_engine(name, record["engines"][name], of) for name, of in cells.items() if of)
 
 
 def short(record: Cell) -> str:
@@ -87,12 +85,12 @@ def short(record: Cell) -> str:
     for name, about in record["engines"].items():
         if name == "sglang":  # its ropes without a running server: those that were read
             continue
-        cells = [cell for cell in record["cells"] if cell["engine"] == name and cell["outcome"] != "not expressed"]
         rows: dict[tuple[Any, ...], set[str]] = defaultdict(set)
-        for cell in cells:
-            codes = [
-                code for part, code in CODES.items() if part in cell.get("name", "") and cell["outcome"] == "named"
-            ]
+        for cell in record["cells"]:
+            if cell["engine"] != name or cell["outcome"] == "not expressed":
+                continue
+            named = cell["name"] if cell["outcome"] == "named" else ""
+            codes = [code for part, code in CODES.items() if part in named]
             if cell["outcome"] not in ("equal", "named"):
                 codes = ["not the rope" if cell["outcome"] == "other" else cell["outcome"]]
             elif (cell["outcome"] == "equal") == bool(codes):

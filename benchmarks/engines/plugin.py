@@ -42,11 +42,8 @@ def with_plugin(place: Path) -> dict[str, str]:
     info.mkdir(parents=True)
     for name in ("METADATA", "entry_points.txt"):
         (info / name).write_text(distribution("ropewalk").read_text(name) or "", encoding="utf-8")
-    own = {
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{place}",
-        "ROPEWALK_VLLM_CHECK": "log",
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }
+    own = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{place}", "ROPEWALK_VLLM_CHECK": "log",
+           "VLLM_LOGGING_LEVEL": "INFO"}  # fmt: skip
     return {**os.environ, "HF_HUB_OFFLINE": "1", **VARIABLES["vllm"], **own}
 
 

@@ -60,10 +60,8 @@ def write(engines: Record, found: dict[str, Record]) -> None:
     rows = []
     for key, answer in sorted(found.items()):
         if "layers" in answer:
-            of_layers = dict[int, int]()
-            for layer, rope in answer["layers"].items():
-                text = json.dumps(answer["ropes"][rope])
-                of_layers[int(layer)] = numbers.setdefault(text, len(numbers))
+            texts = {int(layer): json.dumps(answer["ropes"][rope]) for layer, rope in answer["layers"].items()}
+            of_layers = {layer: numbers.setdefault(text, len(numbers)) for layer, text in texts.items()}
             layers = [of_layers.get(layer) for layer in range(max(of_layers, default=-1) + 1)]
             answer = {"length": answer["length"], "layers": layers}
         rows.append(f"{json.dumps(key)}: {json.dumps(answer)}")
@@ -123,9 +121,8 @@ def matrix(version: str, begun: float) -> None:
     _, answers = measured("sglang", wanted)
     record = read_record()
     cells = {key: one for key, one in cells_of(record).items() if one.engine != "sglang"}
-    for (case, ropes), answer in zip(configs.items(), answers, strict=True):
-        one = cell(case, ropes, answer, version)
-        cells[one.key] = one
+    found = (cell(*of, answer, version) for of, answer in zip(configs.items(), answers, strict=True))
+    cells |= {one.key: one for one in found}
     date = time.strftime("%Y-%m-%d", time.gmtime())
     record["engines"]["sglang"] = {"version": version, "date": date, "seconds": round(time.monotonic() - begun, 1)}
     write_record(record, cells)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import phantoms
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
 
-from ropewalk.checkpoints.opening import as_transformers, reader_of
+from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.methods import METHODS, Reach
 from tests.diagnosis.models import random_ids, tiny_decoder
@@ -18,27 +15,9 @@ from tests.diagnosis.models import random_ids, tiny_decoder
 WINDOW, QUESTIONS = 12, [([3, 4], [[5], [6, 7], [8], [9]])]
 
 
-def as_mistral(model: Any, window: int) -> Any:
-    """Return transformers' Llama as Mistral: the same formula and weights, and a sliding window in every layer."""
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-             "num_key_value_heads", "hidden_act", "rms_norm_eps", "max_position_embeddings", "rope_parameters",
-             "tie_word_embeddings", "bos_token_id", "eos_token_id")  # fmt: skip
-    config = MistralConfig(**{name: getattr(model.config, name) for name in names}, sliding_window=window)
-    with torch.device("meta"):
-        other = MistralForCausalLM(config)
-    other.model.rotary_emb = type(other.model.rotary_emb)(config)  # its buffers are in no state dict
-    other.load_state_dict(model.state_dict(), assign=True)
-    other.tie_weights()
-    other.config.dtype = model.dtype
-    return other.eval()
-
-
 def phantom(method: str, layers: int = 1, tokens: int = WINDOW) -> Reader:
-    """A random model under a method, of which each layer sees `tokens` tokens; "mistral": by transformers."""
-    model = tiny_decoder(num_hidden_layers=layers)
-    if method == "mistral":
-        return Reader(as_mistral(as_transformers(model)[0], tokens))
-    reader = reader_of(model)
+    """A random model under a method, of which each layer sees `tokens` tokens."""
+    reader = reader_of(tiny_decoder(num_hidden_layers=layers))
     positions = METHODS[method].positions(reader.positions, Reach(8, 40))
     return reader.under(phantoms.windowed(positions, tokens))
 
@@ -50,7 +29,7 @@ def measured(reader: Reader, ids: torch.Tensor, chunk: int = 100) -> tuple[np.nd
     return np.concatenate(([0.0], losses)), np.array(answers)
 
 
-@pytest.mark.parametrize("method", ["plain", "dca", "mistral"])
+@pytest.mark.parametrize("method", ["plain", "dca"])
 def test_a_token_farther_back_than_the_window_has_no_effect_in_one_layer(method: str) -> None:
     reader, ids, chunk = phantom(method), random_ids(40), 7
     other = ids.clone()
@@ -65,7 +44,7 @@ def test_a_token_farther_back_than_the_window_has_no_effect_in_one_layer(method:
     assert np.abs(measured(reader, other, chunk)[1] - answers).max() > 1e-4
 
 
-@pytest.mark.parametrize("method", ["plain", "dca", "mistral"])
+@pytest.mark.parametrize("method", ["plain", "dca"])
 def test_a_text_within_the_window_is_read_as_without_it(method: str) -> None:
     ids, wide = random_ids(40), measured(phantom(method, 3, 50), random_ids(40))
     reader = reader_of(tiny_decoder(num_hidden_layers=3))
