@@ -94,7 +94,7 @@ def cut(document):
         {"left_out": [float("nan")]},
         cut,
     ],
-    ids=str,
+    ids=lambda change: getattr(change, "__name__", str(change)),
 )
 def test_a_damaged_file_is_refused(golden, change):
     """With its cure, and never with a traceback of a missing key."""
