@@ -164,7 +164,12 @@ def tasks() -> str:
 def answers() -> str:
     """Return the doctor's answers about SmolLM2 on texts that are not in the repository, with their times."""
     rows = [
-        [case, ". ".join(one["answer"].split(". ")[:2]), f"{one['seconds']:,}", f"{one['processor_seconds']:,}"]
+        [
+            case,
+            ". ".join(one["answer"].split(". ")[:2]).rstrip("."),
+            f"{one['seconds']:,}",
+            f"{one['processor_seconds']:,}",
+        ]
         for case, one in document("doctor-answers.json").items()
     ]
     return table(["text", "answer", "seconds", "processor seconds"], rows)
