@@ -171,7 +171,7 @@ def answers() -> str:
             f"{one['processor_seconds']:,}",
         ]
         for case, one in document("doctor-answers.json").items()
-    ]
+    ]  # fmt: skip
     return table(["text", "answer", "seconds", "processor seconds"], rows)
 
 

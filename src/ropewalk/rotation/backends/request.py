@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -109,6 +109,7 @@ class AttentionRequest(NamedTuple):
     sinks: Tensor | None = None
 
 
+@runtime_checkable
 class Backend(Protocol):
     """One implementation of rotation. Arguments have been checked; `rotate` documents the tables.
 
@@ -132,6 +133,7 @@ class Backend(Protocol):
         """Norm (if any), then rotate; with `store`, write keys and values there and return its keys."""
 
 
+@runtime_checkable
 class AttentionBackend(Protocol):
     """One implementation of attention by regions.
 
