@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ropewalk.audit.causes import cause_of, cause_of_factor, largest_error
-from ropewalk.methods.faults import hypotheses
+from ropewalk.methods.faults import hypotheses, other_faults
 from ropewalk.methods.faulty_rules import ByRequest
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
@@ -135,3 +135,11 @@ def test_an_attention_factor_on_sliding_layers() -> None:
         assert sliding is not None
         assert columns_of(sliding, 2) == pytest.approx(columns_of(PLAIN, 2), rel=1e-12)
         assert attention_factor_of(sliding, 2) == pytest.approx(factor)
+
+
+def test_the_other_pairing_of_blocks_is_interleaved() -> None:
+    """Pairs that are half-split inside the features of each axis."""
+    rope = RopeConfig(16, interleaved=False, axes=(0,) * 4 + (1,) * 4, axis_blocks=True)
+    swapped = [one.positions.ropes[0] for one in other_faults(ModelRopes((rope,), (None,), (None,)))
+               if one.name == "the other pairing"]  # fmt: skip
+    assert [(one.interleaved, one.axis_blocks) for one in swapped] == [(True, False)]

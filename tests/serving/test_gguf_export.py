@@ -175,6 +175,7 @@ def test_places(tmp_path: Path) -> None:
     with pytest.raises(RopeError, match="exists already"):
         written(source, tmp_path)
     before = made.read_bytes()
+    assert b"ropewalk.version" in before[:96]  # the start says who wrote it, however long a tokenizer follows
     apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
     assert made.read_bytes() != before
     with pytest.raises(RopeError, match="is the model itself"):

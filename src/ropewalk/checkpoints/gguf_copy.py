@@ -133,9 +133,11 @@ def copy_gguf(source: GGUFFile, path: Path, rope: GGUFRope | None, progress: Pro
     """
     arch, shown = source.metadata["general.architecture"], progress or SilentProgress()
     replaced = ("\0",) if rope is None else (f"{arch}.rope.scal", f"{arch}.rope.freq_base", f"{arch}.context_length")
-    entries = {key: entry for key, entry in source.entries.items() if not key.startswith(replaced)}
-    new = {_VERSION: __version__} | {f"{arch}.{key}": value for key, value in (rope.keys if rope else {}).items()}
-    entries |= {key: _entry(key, value) for key, value in new.items()}
+    kept = {key: entry for key, entry in source.entries.items() if not key.startswith(replaced)}
+    kept.pop(_VERSION, None)  # of an earlier copy
+    first = "general.architecture"  # and our mark at once after it: `may_replace` reads the start of a file
+    entries = {first: kept.pop(first), _VERSION: _entry(_VERSION, __version__), **kept}
+    entries |= {f"{arch}.{key}": _entry(f"{arch}.{key}", value) for key, value in (rope.keys if rope else {}).items()}
     divisors = {f"{name}.weight": np.array(of, dtype="<f4") for name, of in (rope.divisors if rope else {}).items()}
     tensors = [(name, values.shape, 0, values.view(np.uint8).data) for name, values in divisors.items()]
     for name, tensor in source.tensors.items():
