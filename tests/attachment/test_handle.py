@@ -6,7 +6,6 @@ import copy
 import io
 import json
 import re
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,12 +172,14 @@ def test_a_class_takes_the_keys_of_a_method():
     """transformers builds the config that any method writes into config.json, of every causal family."""
     for name in causal.causal_families():
         config = causal.small_model(name).config.get_text_config(decoder=True)
-        with suppress(rw.RopeError):
+        try:
             own = ModelRopes.from_hf(config)
-            for method in METHODS:
-                found = fields_under(config.to_dict(), own, method, Reach(64, 256))
-                if isinstance(found, dict):
-                    type(config)(**{**config.to_dict(), **found})
+        except rw.RopeError:  # no rotation to change
+            continue
+        for method in METHODS:
+            found = fields_under(config.to_dict(), own, method, Reach(64, 256))
+            if isinstance(found, dict):
+                type(config)(**{**config.to_dict(), **found})
 
 
 def test_an_unknown_family_is_refused_with_its_class_and_file():
