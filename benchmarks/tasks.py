@@ -28,8 +28,8 @@ The plan, committed before anything was measured:
 Changed when it ran, before any result was seen: at a given length `dynamic` has the frequencies of `ntk`, so nine
 methods remain; windows of `tiny` have 12 questions instead of 16, which did not fit.
 
-Each reading is saved when it is done; the same command continues, and --again starts over. About 40 minutes on two
-cores with AMX in bfloat16.
+Each reading is saved when it is done; the same command continues, and --again starts over. About 70 minutes on one
+core with AVX512-BF16 in bfloat16.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def main() -> None:
                     keep(f"{name} {task}", f"{method}/{number}",
                          partial(subject.answers, task, number, method, moby))  # fmt: skip
     record["result"] = analysed(record)
-    write_json(given.record, {"generator": "ropewalk", **record})
+    write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()})
     print(json.dumps(record["result"], indent=1))
 
 
