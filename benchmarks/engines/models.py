@@ -16,7 +16,7 @@ from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import quietly
 from ropewalk.errors import RopeError
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.serving import ApplySettings, apply
+from ropewalk.serving import apply
 from ropewalk.tokenizer import TextTokenizer
 
 TRAINED, CONTEXT, PROMPT, SHORT = 128, 512, 400, 100  # tokens
@@ -216,7 +216,7 @@ class Models:
             config.max_position_embeddings = TRAINED
             self._write(config, source)
         try:
-            apply(source, folder, ApplySettings(method=method, target=None if method == "plain" else CONTEXT))
+            apply(source, folder, method=method, target=None if method == "plain" else CONTEXT)
         except RopeError:
             return None
         if method == "plain":  # its length would stop the prompt

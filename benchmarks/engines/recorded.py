@@ -22,12 +22,13 @@ import transformers
 from engines.models import BLOCKS, longrope
 from transformers.models.auto import modeling_auto as classes
 
+from ropewalk.errors import RopeError
 from ropewalk.methods import Reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.serving.applying import with_keys
-from ropewalk.serving.plan import Refused, serving_plan
+from ropewalk.serving.plan import serving_plan
 from ropewalk.serving.served import Served, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,24 +174,24 @@ def architecture(model_type: str) -> str:
     return str(next(names[model_type] for names in maps if model_type in names))
 
 
-def planned(engine: str, name: str, method: str) -> tuple[Case, Served, Refused | None]:
+def planned(engine: str, name: str, method: str) -> tuple[Case, Served, RopeError | None]:
     """`of_plan` of a published config."""
     return of_plan(engine, content_of(name), method)
 
 
 def of_plan(
     engine: str, content: Record, method: str, trained: int | None = None
-) -> tuple[Case, Served, Refused | None]:
+) -> tuple[Case, Served, RopeError | None]:
     """The config that `serve-config` gives an engine for four times the length, also if it refuses."""
     source = Served.of(content, trained)
     reach = Reach(source.trained, 4 * source.trained)
     found = serving_plan(source, engine, method, reach)
-    if isinstance(found, Refused) or "override" not in found.steps[-1]:
+    if isinstance(found, RopeError) or "override" not in found.steps[-1]:
         keys = source.under(method, reach)
         written = copy.deepcopy(content)
         if not isinstance(keys, str):
             with_keys(source, keys, written)
-        return Case(engine, json.loads(json.dumps(written))), source, found if isinstance(found, Refused) else None
+        return Case(engine, json.loads(json.dumps(written))), source, found if isinstance(found, RopeError) else None
     words = shlex.split(found.steps[-1])
     over = next(json.loads(words[at + 1]) for at, word in enumerate(words) if "override" in word)
     return Case(engine, content, over), source, None

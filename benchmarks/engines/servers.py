@@ -32,7 +32,7 @@ from engines.plugin import PYTHON, RESULTS, with_plugin  # noqa: E402
 from records import environment, verified  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
-from ropewalk.serving import ApplySettings, apply, serve_config  # noqa: E402
+from ropewalk.serving import apply, serve_config  # noqa: E402
 
 RECORD = RESULTS / "verify-servers-vllm.json"
 STATE = ROOT / "benchmarks" / "state" / "verify-servers-vllm"  # our predictions, saved from one server to the next
@@ -58,7 +58,7 @@ def words_of(title: str, folder: Path, place: Path) -> list[str]:
         (step,) = serve_config(folder, "vllm", method="yarn", factor=2).steps
         return shlex.split(step)[2:]
     if title == FOLDER:
-        apply(folder, place / "extended", ApplySettings(method="yarn", target=2 * TRAINED))
+        apply(folder, place / "extended", method="yarn", target=2 * TRAINED)
         return [str(place / "extended"), "--max-model-len", str(2 * TRAINED)]
     block = ["--hf-overrides", json.dumps({"rope_parameters": WRONG[title]})] if title in WRONG else []
     return [str(folder), "--max-model-len", str(TRAINED), *block]

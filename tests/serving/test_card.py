@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ropewalk.serving import ApplySettings, apply
+from ropewalk.serving import apply
 from ropewalk.serving.applying import CARD
 from tests.checkpoints.random_models import folder_of
 from tests.rope.models import fixture
@@ -21,7 +21,7 @@ FACTOR = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "attention_fact
 def test_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     """A folder's name is text, whatever is in it."""
     out = tmp_path / "a](http:x)\n# <b>hi"
-    apply(checkpoint(tmp_path / "source"), out, ApplySettings())
+    apply(checkpoint(tmp_path / "source"), out)
     said = (out / CARD).read_text()
     assert "# a\\](http:x) \\# \\<b\\>hi\n" in said
     assert '"max_position_embeddings": 64' in said
@@ -34,7 +34,7 @@ def test_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
         ("llama", "dynamic", {}, ["the answers are NaN", "factor x factor", "Use --method ntk"]),
         ("stablelm", "yarn", {}, ["SGLang: not applied: its class of this family takes only theta"]),
         ("llama", "as-is", {"rope_parameters": FACTOR}, ["vLLM: the same", "SGLang: `attention_f", "Compare outputs"]),
-        ("gemma3_text", "yarn", {}, ["vLLM: the same", "version 4 does not"]),
+        ("gemma3_text", "yarn", {}, ["transformers: the same", "vLLM: the same"]),
         ("cohere", "resonance", {}, ["vLLM: not applied: it rotates halves under longrope"]),
         ("stablelm", "as-is", {}, ["ONNX Runtime GenAI: It was not run with this family."]),
     ],
@@ -43,7 +43,7 @@ def test_programs_are_described_by_the_rule_of_serve_config(
     family: str, method: str, changes: dict[str, Any], said: list[str], tmp_path: Path
 ) -> None:
     """The card names what vLLM, SGLang and the converter do differently with this model."""
-    apply(folder_of(family, tmp_path / "source", **changes), tmp_path / "out", ApplySettings(method=method))
+    apply(folder_of(family, tmp_path / "source", **changes), tmp_path / "out", method=method)
     text = (tmp_path / "out" / CARD).read_text()
     assert [one for one in said if one not in text] == []
 
@@ -52,8 +52,8 @@ def test_a_config_that_stays_in_the_spelling_of_transformers_4(tmp_path: Path) -
     """The note has its block all the same, and claims no key that config.json lacks."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "config.json").write_text(json.dumps(fixture("llama_2_7b")))
-    written = apply(tmp_path / "source", tmp_path / "out", ApplySettings(method="as-is"))
+    written = apply(tmp_path / "source", tmp_path / "out", method="as-is")
     assert written.config == fixture("llama_2_7b")
     said = (tmp_path / "out" / CARD).read_text()
     assert '"rope_theta": 10000.0' in said
-    assert "- transformers applies `rope_scaling` and `rope_theta`." in said
+    assert "- transformers: the same frequencies and temperature. (read in 5.23's" in said

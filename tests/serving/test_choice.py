@@ -16,7 +16,7 @@ from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
-from ropewalk.serving import ApplySettings, apply, serve_config
+from ropewalk.serving import apply, serve_config
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import setting_command
 from tests.cli.doctor_runs import run_command
@@ -24,7 +24,6 @@ from tests.serving.material import TARGET, TRAINED, checkpoint
 from tests.serving.records import record_of
 
 TINY, LONG, SHORTER = 256, 1024, 768
-COST = {"yarn": (0.15, 0.1, 0.2)}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def found(source: Path) -> dict[str, Any]:
 
 def of_tiny(**verdict: Any) -> dict[str, Any]:
     """A record of the packaged model, with a verdict for an engine."""
-    return record_of(name="tiny", trained=TINY, target=LONG, costs=COST, **verdict)
+    return record_of(name="tiny", trained=TINY, target=LONG, **verdict)
 
 
 def test_the_doctors_choice_is_applied(source: Path, found: dict[str, Any], tmp_path: Path) -> None:
@@ -59,17 +58,13 @@ def test_the_doctors_choice_is_applied(source: Path, found: dict[str, Any], tmp_
     assert apply(source, tmp_path / "three", record=found).config["max_position_embeddings"] == 48
 
 
-def test_the_choice_is_served_and_each_record_gives_a_cost(source: Path) -> None:
-    """The first record's method and target; the answer for engines, if there are two."""
-    one, two = record_of(costs=COST), record_of(costs=COST, target=32)
-    served = serve_config(source, "vllm", records=[two, one])
-    assert (served.method, served.length, [cost.factor for cost in served.costs]) == ("yarn", 32, [2.0, 4.0])
-    cost = json.loads(json.dumps(served.to_json()))["costs"][1]
-    assert (cost["factor"], cost["within"], cost["within_interval"]) == (4.0, 0.15, [0.1, 0.2])
-    assert "+0.150 [+0.100, +0.200] nats per token" in cost["sentence"]
+def test_the_choice_is_served(source: Path) -> None:
+    """The record's method and target; the answer for engines, if there are two."""
+    served = serve_config(source, "vllm", record=record_of(target=32))
+    assert (served.method, served.length) == ("yarn", 32)
     engines = {"action": "extend", "headline": "Extend with ntk.", "method": "ntk", "length": None, "next": None}
     two = record_of(method="dca", engine="python", beside=engines)
-    assert serve_config(source, "vllm", records=[two]).method == "ntk"
+    assert serve_config(source, "vllm", record=two).method == "ntk"
 
 
 def test_the_length_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,14 +80,12 @@ def test_the_length_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert ('"factor": 4.0' in out) == (engine in ("vllm", "sglang"))
     config = apply("tiny", tmp_path / "out", record=record).config
     assert (config["rope_parameters"]["factor"], config["max_position_embeddings"]) == (4.0, SHORTER)
-    sources = " ".join(one.source for one in serve_config("tiny", "transformers", method="yarn", length=700).caveats)
-    assert "modeling_rope_utils" in sources
-    assert serve_config("tiny", "vllm", records=[of_tiny()]).length == LONG
-    shorter = serve_config("tiny", "ollama", records=[of_tiny() | {"trained_length": 128}])
+    assert serve_config("tiny", "vllm", record=of_tiny()).length == LONG
+    shorter = serve_config("tiny", "ollama", record=of_tiny() | {"trained_length": 128})
     assert shorter.block["factor"] == 8.0
     assert "--trained-length 128" in " ".join(shorter.steps)
-    assert "--trained-length" not in serve_config("tiny", "ollama", records=[of_tiny()]).steps[0]
-    assert serve_config("tiny", "vllm", method="pi", records=[of_tiny(length=SHORTER)]).length == LONG
+    assert "--trained-length" not in serve_config("tiny", "ollama", record=of_tiny()).steps[0]
+    assert serve_config("tiny", "vllm", method="pi", record=of_tiny(length=SHORTER)).length == LONG
 
 
 @pytest.mark.parametrize(
@@ -114,7 +107,7 @@ def test_where_the_doctor_extends_nothing(
         apply(source, tmp_path / "out", record=record)
     assert said in str(caught.value)
     with pytest.raises(RopeError, match="does not recommend extending"):
-        serve_config(source, "vllm", records=[record])
+        serve_config(source, "vllm", record=record)
     both = {"engine": "python", "beside": {**found["verdict"], **changes}}
     with pytest.raises(RopeError, match="for engines") as caught:
         apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], **both}})
@@ -130,9 +123,9 @@ def test_another_model_is_refused(source: Path, found: dict[str, Any], tmp_path:
         with pytest.raises(RopeError, match="belongs to a different model"):
             apply(source, tmp_path / "out", record=other)
         with pytest.raises(RopeError, match="belongs to a different model"):
-            serve_config(source, "vllm", records=[other])
+            serve_config(source, "vllm", record=other)
     assert not (tmp_path / "out").exists()
-    assert serve_config(source, "vllm", records=[record_of()]).method == "yarn"
+    assert serve_config(source, "vllm", record=record_of()).method == "yarn"
 
 
 ODD: list[dict[str, Any]] = [
@@ -141,8 +134,7 @@ ODD: list[dict[str, Any]] = [
                                            {"action": "extend", "method": ["yarn"]})),
     *({"verdict": of_tiny(length=length)["verdict"]} for length in (TINY, LONG + 1, -1, "x", [], 1e400)),
     {"target": "far"}, {"target": float("inf")}, {"target": None}, {"trained_length": 0}, {"trained_length": "x"},
-    {"methods": [None]}, {"format": 2}, {"evidence": None},
-    {"evidence": record_of(costs={"yarn": (float("nan"), 0.1, 0.2)})["evidence"]},
+    {"inspection": [None]}, {"format": 2}, {"verdict": None},
 ]  # fmt: skip
 
 
@@ -150,7 +142,7 @@ ODD: list[dict[str, Any]] = [
 def test_odd_records(change: dict[str, Any], tmp_path: Path) -> None:
     """Refused in our words by both; a length outside of the extension is none."""
     with pytest.raises(RopeError):
-        serve_config("tiny", "vllm", records=[of_tiny() | change])
+        serve_config("tiny", "vllm", record=of_tiny() | change)
     with pytest.raises(RopeError):
         apply("tiny", tmp_path / "x", record=of_tiny() | change)
 
@@ -163,7 +155,7 @@ def test_what_is_no_choice(
     with pytest.raises(RopeError, match="content cannot be read"):
         apply(source, tmp_path / "out", record=tmp_path / "found.json")
     with pytest.raises(RopeError, match="contains the method and the lengths"):
-        apply(source, tmp_path / "out", ApplySettings(target=TARGET), record=found)
+        apply(source, tmp_path / "out", target=TARGET, record=found)
     (tmp_path / "found.json").write_text(json.dumps(found))
     both = ("--from", tmp_path / "found.json", "--method", "yarn")
     assert run_command("extend", "apply", source, *both, "--out", tmp_path / "out") == 2

@@ -19,9 +19,10 @@ from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.prepare import _engines
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.serving import ApplySettings, apply
-from ropewalk.serving.engines import ENGINES, TABLE, Case, applied
-from ropewalk.serving.plan import Refused, serving_plan
+from ropewalk.serving import apply
+from ropewalk.serving.applied import Case, applied
+from ropewalk.serving.engines import ENGINES, TABLE
+from ropewalk.serving.plan import serving_plan
 from ropewalk.serving.serve import serve_config, setting_command
 from ropewalk.serving.served import Served
 from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
@@ -38,7 +39,7 @@ def why_not(engine: str | None, method: str, model: str | Path = "tiny") -> str 
     source = Served.open(model, None)
     target = 4 * source.trained if METHODS[method].extends else source.trained
     found = serving_plan(source, engine or "transformers", method, Reach(source.trained, target))
-    return found.reason if isinstance(found, Refused) else None
+    return found.reason if isinstance(found, RopeError) else None
 
 
 KINDS = ("plain", "as-is", "crop", "yarn", "dynamic", "resonance", "dca")  # one of each kind
@@ -251,11 +252,11 @@ def test_one_answer(
                     transformers.AutoConfig.from_pretrained("longer")
         is_file = kind == "gguf" and Served.open(path, trained, opened).copied
         place = Path("copy.gguf" if is_file else "copy")
-        settings = ApplySettings(method=method, target=2 * trained, trained_length=trained)
+        settings = {"target": 2 * trained, "trained_length": trained}
         if kind == "gguf" and not is_file:
             continue
         try:
-            written = apply(path, place, settings, overwrite=True)
+            written = apply(path, place, method=method, **settings, overwrite=True)
         except RopeError:
             written = None
         assert (written is not None) == (("ollama" if is_file else "transformers") in column[method]), method

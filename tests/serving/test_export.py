@@ -18,7 +18,7 @@ from ropewalk import load
 from ropewalk.checkpoints.opening import open_reader, quietly
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.serving import ApplySettings, apply, applying
+from ropewalk.serving import apply, applying
 from ropewalk.serving.served import text_of
 from tests.checkpoints.random_models import folder_of
 from tests.checkpoints.test_transformers import ids_of, losses_of
@@ -39,10 +39,9 @@ from tests.serving.material import (
 
 def exported(source: str | Path, out: Path, method: str, **options: Any) -> Any:
     """The config.json of a written folder; lengths and `overwrite` as for `apply`."""
-    again = options.pop("overwrite", False)
     target = options.pop("target", TARGET)
-    settings = ApplySettings(method=method, target=target if METHODS[method].extends else None, **options)
-    return apply(source, out, settings, overwrite=again).config
+    target = target if METHODS[method].extends else None
+    return apply(source, out, method=method, target=target, **options).config
 
 
 @pytest.mark.parametrize("method", EXPORTABLE)

@@ -192,7 +192,7 @@ def test_a_folder_that_apply_wrote_is_served(family: str, changes: dict[str, Any
     """Its block is that of the override for the source, and nothing has to be overridden."""
     source = folder_of(family, tmp_path / "source", **changes)
     override = serve_config(source, "vllm", method="yarn", target=128)
-    serving.apply(source, tmp_path / "out", serving.ApplySettings(method="yarn", target=128))
+    serving.apply(source, tmp_path / "out", method="yarn", target=128)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["rope_parameters"] == json.loads(json.dumps(override.block))
     if family == "phi3":  # vLLM's factor

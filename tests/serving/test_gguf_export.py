@@ -16,7 +16,7 @@ from ropewalk.checkpoints.gguf_copy import WITH_DIVISORS
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
-from ropewalk.serving import ApplySettings, apply
+from ropewalk.serving import apply
 from ropewalk.version import __version__
 from tests.checkpoints.gguf_files import write_foreign
 from tests.checkpoints.random_models import random_model
@@ -30,7 +30,7 @@ SAID = [name for name, method in METHODS.items() if method.config is not None an
 def written(source: Path | str, out: Path, **settings: Any) -> Path:
     """The file that `extend apply` writes."""
     how = {"method": "yarn", "target": TARGET, **settings}
-    return apply(source, out / "longer.gguf", ApplySettings(**how)).folder
+    return apply(source, out / "longer.gguf", **how).folder
 
 
 def fields(path: Path) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_a_method_that_changes_nothing_keeps_the_keys(tmp_path: Path) -> None:
     source = source_file(tmp_path, finetuned=True, extra=divisors)
     made = written(source, tmp_path, method="as-is")
     assert fields(made) == fields(source) | {"ropewalk.version": __version__}
-    again = apply(made, tmp_path / "again.gguf", ApplySettings(method="as-is")).folder
+    again = apply(made, tmp_path / "again.gguf", method="as-is").folder
     assert fields(again) == fields(made)
     tensors = {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(made).tensors}
     assert tensors == {tensor.name: tensor.data.tobytes() for tensor in gguf.GGUFReader(source).tensors}
@@ -176,10 +176,10 @@ def test_places(tmp_path: Path) -> None:
         written(source, tmp_path)
     before = made.read_bytes()
     assert b"ropewalk.version" in before[:96]  # the start says who wrote it, however long a tokenizer follows
-    apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
+    apply(source, made, method="pi", target=TARGET, overwrite=True)
     assert made.read_bytes() != before
     with pytest.raises(RopeError, match="is the model itself"):
-        apply(source, source, ApplySettings(method="pi", target=TARGET), overwrite=True)
+        apply(source, source, method="pi", target=TARGET, overwrite=True)
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
     try:
         with pytest.raises(RopeError, match="too large"):
-            apply(source, made, ApplySettings(method="pi", target=TARGET), overwrite=True)
+            apply(source, made, method="pi", target=TARGET, overwrite=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert made.read_bytes() == before

@@ -16,7 +16,7 @@ from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faults import Hypothesis
-from ropewalk.serving import ApplySettings, apply
+from ropewalk.serving import apply
 from ropewalk.serving.serve import serve_config
 from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.adapters import llama_cpp_server
@@ -69,7 +69,7 @@ def misfits(
 def exported(source: str | Path, folder: Path, method: str, target: int) -> Path:
     """The file of a method, in float32."""
     file = gguf_of(source, folder / "source.gguf", KINDS.F32)
-    return apply(file, folder / "model.gguf", ApplySettings(method=method, target=target or None)).folder
+    return apply(file, folder / "model.gguf", method=method, target=target or None).folder
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_the_flags_that_serve_config_prints(
 def test_smollm2_copied_block_by_block(method: str, tmp_path: Path) -> None:
     """A published 4-bit file under YaRN 2 and linear 2: its error is that of 4-bit weights, plain lies further off."""
     source = smollm2()
-    file = apply(source, tmp_path / "model.gguf", ApplySettings(method=method, target=16384)).folder
+    file = apply(source, tmp_path / "model.gguf", method=method, target=16384).folder
     found = misfits(source, file, method, Reach(8192, 16384), (100, 300, 600))
     assert found[method] < 0.2
     assert found["plain"] > 2 * found[method]

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.serving.engines import DEVIATIONS, Case, applied
-from ropewalk.serving.measured import measured
+from ropewalk.serving.applied import DEVIATIONS, Case, applied, measured
 from ropewalk.serving.serve import serve_config
 from tests.checkpoints.random_models import folder_of
 from tests.cli.doctor_runs import run_command

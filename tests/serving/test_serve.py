@@ -17,8 +17,9 @@ from ropewalk import RopeConfig
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.rope.frequencies import same_rope
-from ropewalk.serving import ApplySettings, apply
-from ropewalk.serving.engines import CONVERTER, DEVIATIONS, ENGINES
+from ropewalk.serving import apply
+from ropewalk.serving.applied import DEVIATIONS
+from ropewalk.serving.engines import CONVERTER, ENGINES
 from ropewalk.serving.serve import serve_config
 from tests.checkpoints.random_models import folder_of
 from tests.cli.doctor_runs import run_command
@@ -66,13 +67,13 @@ def test_known_faults_of_a_folder(tmp_path: Path) -> None:
     """They are those of a flag, for a scaling that `extend apply` wrote; an unscaled model has none."""
     source = checkpoint(tmp_path / "source")
     for method, rule in (("yarn", "factor is fixed"), ("dynamic", "not applied beyond the trained length")):
-        folder = apply(source, tmp_path / method, ApplySettings(method=method, target=TARGET)).folder
+        folder = apply(source, tmp_path / method, method=method, target=TARGET).folder
         for engine in ("vllm", "llama.cpp"):
             assert any(rule in one.text for one in serve_config(folder, engine).caveats), (method, engine)
         assert not serve_config(folder, "vllm", method="plain", trained_length=TRAINED).caveats[1:]
     assert serve_config(source, "vllm").checked.startswith("measured in vLLM 0.32.0")
     (source / "params.json").touch()  # Mistral's own config, which vLLM would prefer to the changed one
-    folder = apply(source, tmp_path / "mistral", ApplySettings(method="yarn", target=TARGET)).folder
+    folder = apply(source, tmp_path / "mistral", method="yarn", target=TARGET).folder
     assert serve_config(folder, "vllm").steps[0].endswith(" --config-format hf")
 
 

@@ -37,9 +37,11 @@ def apply(
     from ropewalk.progress import shown as display
     from ropewalk.rope.hugging_face import text_part
 
-    settings = serving.ApplySettings(target=target, trained_length=trained_length, method=method, length=length)
     with display("extend", lines=True) as progress:
-        done = serving.apply(model, out, settings, record=record, overwrite=overwrite, progress=progress)
+        done = serving.apply(
+            model, out, method=method, target=target, length=length, trained_length=trained_length, record=record,
+            overwrite=overwrite, progress=progress,
+        )  # fmt: skip
     config = text_part(done.config)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if done.folder.suffix == ".gguf":

@@ -17,9 +17,8 @@ def serve_config(
     method: Annotated[str | None, typer.Option(help="Extension method [default: from --from, else as-is].")] = None,
     target: Annotated[int | None, tokens("Desired length in tokens [default: four times the trained length].")] = None,
     factor: Annotated[float | None, typer.Option(help="Multiple of the trained length, instead of --target.")] = None,
-    records: Annotated[
-        list[Path] | None,
-        path("A record of `ropewalk doctor --json`; several give the cost by factor.", "--from"),
+    record: Annotated[
+        Path | None, path("Use method and lengths of a record of `ropewalk doctor --json`.", "--from")
     ] = None,
     length: Annotated[
         int | None,
@@ -47,11 +46,10 @@ def serve_config(
         )
     served = configure(
         model, engine, method=method, target=target, factor=factor, length=length, trained_length=trained_length,
-        records=records or (),
+        record=record,
     )  # fmt: skip
     lines = [] if served.file is None else ["cat > {} <<'END'\n{}END".format(*served.file)]
     lines += [*served.steps, *([] if served.note is None else [f"\n{served.note}"])]
-    lines += [*[""] * bool(served.costs), *(cost.sentence for cost in served.costs)]
     lines += [f"\nChecked for {engine}: {served.checked}.", *["Known behaviour of this engine:"] * bool(served.caveats)]
     lines += [f"- {caveat.text} ({caveat.evidence})" for caveat in served.caveats]
     plain_console().print("\n".join(lines), soft_wrap=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.serving.applying import ApplySettings, apply
+    from ropewalk.serving.applying import apply
     from ropewalk.serving.serve import serve_config
 
-__all__ = ["ApplySettings", "apply", "serve_config"]
+__all__ = ["apply", "serve_config"]
 
 
 if not TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,37 +20,14 @@ from ropewalk.families import family_named
 from ropewalk.methods import method_named
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.values import TRAINED_KEY, check_whole
-from ropewalk.serving.engines import TABLE, applied, flat_block
+from ropewalk.serving.applied import Case, applied, flat_block
+from ropewalk.serving.engines import TABLE
 from ropewalk.serving.plan import ServeConfig, gguf_keys
-from ropewalk.serving.recorded import Recorded
-from ropewalk.serving.serve import check_model, required_plan
+from ropewalk.serving.serve import Recorded, required_plan
 from ropewalk.serving.served import Served, text_of
 from ropewalk.shell import shell_command
 
 CARD = "ropewalk.md"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApplySettings:
-    """Settings of `serving.apply`: one method, and the lengths in tokens.
-
-    - `target`: sets the frequencies. `length`: to state in the config; the frequencies are always those of the target.
-
-    **Raises:** `RopeError` for settings that conflict.
-
-    >>> ApplySettings(method="ntk", target=32768).length is None
-    True
-    """
-
-    method: str | None = None
-    target: int | None = None
-    length: int | None = None
-    trained_length: int | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("extend", target=self.target, trained_length=self.trained_length, length=self.length)
-        if self.method is not None:
-            method_named(self.method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +44,11 @@ class Exported:
 def apply(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    settings: ApplySettings | None = None,
     *,
+    method: str | None = None,
+    target: int | None = None,
+    length: int | None = None,
+    trained_length: int | None = None,
     record: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -84,62 +64,55 @@ def apply(
     - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; it does not change.
     - `out`: the folder, or a file name with the ending .gguf, or .json for the config only, as trainers need it; it
       appears when it is complete. `overwrite`: replace an earlier export.
+    - `method`: its name; None: yarn. `target`: tokens, which set the frequencies; None: four times the trained length.
+    - `length`: tokens to state in the config, if less. `trained_length`: tokens, if the config does not contain it.
     - `record`: the doctor's record with the method and the lengths, a file or `Diagnosis.to_json()`.
 
     **Returns:** an `Exported`.
-    **Raises:** `RopeError`, before any work, for settings that conflict with the model, methods that config.json (or
-    llama.cpp) cannot express, and a record of a different model or without a recommendation to extend.
+    **Raises:** `RopeError`, before any work, for settings that conflict with the model or the record, methods that
+    config.json (or llama.cpp) cannot express, and a record of a different model or without a recommendation to extend.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     done = apply("tiny", folder + "/longer", ApplySettings(method="ntk"))
+    ...     done = apply("tiny", folder + "/longer", method="ntk")
     ...     done.config["max_position_embeddings"]
     1024
     """
-    choice, chosen = None if record is None else Recorded.read(record), settings or ApplySettings()
-    chosen = chosen if choice is None else _of_record(choice, chosen)
-    place, method = as_path(out, "extend"), chosen.method or "yarn"
-    source, is_file = Served.open(model, chosen.trained_length), place.suffix == ".gguf"
-    if choice is not None:
-        check_model(source, choice)
+    check_whole("extend", target=target, trained_length=trained_length, length=length)
+    recorded = None if record is None else Recorded.read(record)
+    if recorded is not None:
+        given = {"method": method, "target": target, "length": length, "trained-length": trained_length}
+        if facts := {f"--{name}": value for name, value in given.items() if value is not None}:
+            both = "--from and these options are mutually exclusive; the record contains the method and the lengths"
+            raise RopeError(f"extend: {both}.", facts=facts, cure="Leave out these options, or --from.")
+        method, target, length = recorded.recommended("extend"), recorded.target, recorded.length
+        trained_length = recorded.trained_length
+    chosen, place = method_named(method or "yarn"), as_path(out, "extend")
+    source, is_file = Served.open(model, trained_length), place.suffix == ".gguf"
+    if recorded is not None:
+        recorded.check(source)
     _check_out(source, place, is_file=is_file, overwrite=overwrite)
-    refusal, engine = f"extend: `{method}` cannot be written", "ollama" if is_file else "transformers"
-    if method_named(method).crops:
+    refusal = f"extend: `{chosen.name}` cannot be written"
+    if chosen.crops:
         raise RopeError(
-            f"{refusal}: {method_named(method).not_in_config}.",
+            f"{refusal}: {chosen.not_in_config}.",
             facts={"model": source.name},
             cure="Pass --method plain, or let the client crop.",
         )
-    planned = required_plan(refusal, source, engine, method, chosen.target, chosen.length)
+    planned = required_plan(refusal, source, "ollama" if is_file else "transformers", chosen.name, target, length)
     if is_file:
-        return _write_file(planned, place, progress or SilentProgress())
+        return Exported(folder=place, config=_write_file(planned, place, progress or SilentProgress()))
     if place.suffix == ".json":
         path = find(source.given, weights=False)
         written = read_json(path / "config.json" if path.is_dir() else path)
-        write_json(place, with_keys(source, planned.keys, written) if planned.changed else written)
+        written = with_keys(source, _new_keys(planned), written)
+        write_json(place, written)
         return Exported(folder=place, config=written)
     with whole_folder(place, _names(place)) as staging:
-        _write_files(source, place, staging)
+        _copy_files(source, place, staging)
         written = _write_config(planned, staging)
         (staging / CARD).write_text(_card(place.name, planned, written), encoding="utf-8")
     return Exported(folder=place, config=written)
-
-
-def _of_record(record: Recorded, settings: ApplySettings) -> ApplySettings:
-    """Return the record's method and lengths; raise `RopeError` if the settings contain one of these."""
-    given = {f"--{name.replace('_', '-')}": value for name, value in vars(settings).items() if value is not None}
-    if given:
-        raise RopeError(
-            "extend: --from and these options are mutually exclusive; the record contains the method and the lengths.",
-            facts=given,
-            cure="Leave out these options, or --from.",
-        )
-    return ApplySettings(
-        method=record.recommended("extend"),
-        target=record.target,
-        length=record.length,
-        trained_length=record.trained_length,
-    )
 
 
 def _check_out(source: Served, place: Path, *, is_file: bool, overwrite: bool) -> None:
@@ -174,20 +147,18 @@ def _names(place: Path) -> frozenset[str]:
     return frozenset(path.name for path in place.iterdir()) if place.is_dir() else frozenset()
 
 
-def _write_file(planned: ServeConfig, place: Path, progress: Progress) -> Exported:
-    """Copy a .gguf file with the rope of a plan, its weights block by block."""
-    source, arch = planned.source, planned.source.arch
-    keys = gguf_keys(source, planned.method, planned.reach, planned.length)
+def _write_file(planned: ServeConfig, place: Path, progress: Progress) -> dict[str, Any]:
+    """Copy a .gguf file with the rope of a plan, its weights block by block, and return the keys of the rope."""
+    source = planned.source
+    found = gguf_keys(source, planned.method, planned.reach, planned.length)
+    rope = found if isinstance(found, GGUFRope) else None
     assert source.path is not None
-    copy_gguf(GGUFFile(source.path), place, keys if planned.changed and isinstance(keys, GGUFRope) else None, progress)
-    written: dict[str, Any] = {}
-    if isinstance(keys, GGUFRope):
-        written = {f"{arch}.{key}": value for key, value in keys.keys.items()}
-        written |= {f"{name}.weight": list(divisors) for name, divisors in keys.divisors.items()}
-    return Exported(folder=place, config=written)
+    copy_gguf(GGUFFile(source.path), place, rope if planned.changed else None, progress)
+    keys = {f"{source.arch}.{key}": value for key, value in (rope.keys if rope else {}).items()}
+    return keys | {f"{name}.weight": list(values) for name, values in (rope.divisors if rope else {}).items()}
 
 
-def _write_files(source: Served, place: Path, staging: Path) -> None:
+def _copy_files(source: Served, place: Path, staging: Path) -> None:
     """Copy all files of a checkpoint, without hidden ones and earlier exports; convert those of a .gguf file."""
     if source.arch is not None:
         from ropewalk.checkpoints.opening import load_gguf, quietly
@@ -214,60 +185,54 @@ def _write_files(source: Served, place: Path, staging: Path) -> None:
 
 def _write_config(planned: ServeConfig, folder: Path) -> dict[str, Any]:
     """Put the rope and the length of a plan into the config.json of a folder, and the length into its tokenizer's."""
-    content, path = read_json(folder / "config.json"), folder / "tokenizer_config.json"
-    changed = planned.changed or planned.source.arch is not None
-    if changed:
-        with_keys(planned.source, planned.keys, content)
-    elif not _is_former(content):
-        _replace_former_keys(text_of(content), planned.source.model_type)
-    if content != read_json(folder / "config.json"):
-        write_json(folder / "config.json", content)
-    if changed:
-        stated, about = planned.keys["max_position_embeddings"], read_json(path) if path.is_file() else {}
+    file, tokenizer = folder / "config.json", folder / "tokenizer_config.json"
+    written = with_keys(planned.source, _new_keys(planned), read_json(file))
+    if written != read_json(file):
+        write_json(file, written)
+    if _new_keys(planned):
+        stated, about = planned.keys["max_position_embeddings"], read_json(tokenizer) if tokenizer.is_file() else {}
         if isinstance(about.get("model_max_length"), int) and about["model_max_length"] < stated:
-            write_json(path, {**about, "model_max_length": stated})
-    return content
+            write_json(tokenizer, {**about, "model_max_length": stated})
+    return written
+
+
+def _new_keys(planned: ServeConfig) -> Mapping[str, Any]:
+    return planned.keys if planned.changed or planned.source.arch is not None else {}
 
 
 def with_keys(source: Served, keys: Mapping[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    """Put the keys of the rope and the length into the content of the model's config.json, and return it."""
-    part = text_of(content)
-    part |= {**keys, **source.lengths(keys["max_position_embeddings"])}
-    _replace_former_keys(part, source.model_type)
-    return content
+    """Put the keys of the rope and the length into the content of the model's config.json, and return it.
 
-
-def _is_former(content: dict[str, Any]) -> bool:
-    """Return whether the rope of a config.json has only the keys of transformers 4."""
-    return "rope_parameters" not in text_of(content)
-
-
-def _replace_former_keys(part: dict[str, Any], model_type: str) -> None:
-    """Put the block under the keys of transformers 4 as well, which ignores `rope_parameters`; remove former thetas."""
-    family = family_named(model_type)
-    thetas = () if family is None else (*family.top_thetas, *family.theta_keys.values())
-    for key in ("rope_scaling", "rope_theta", *thetas):
+    The block is also written under the keys of transformers 4, for engines that ignore `rope_parameters`, and former
+    thetas are removed. Without keys, a config with only those of transformers 4 is left as it is.
+    """
+    part, family = text_of(content), family_named(source.model_type)
+    part |= {**keys, **source.lengths(keys["max_position_embeddings"])} if keys else {}
+    if "rope_parameters" not in part:
+        return content
+    thetas = {} if family is None else family.theta_keys
+    for key in ("rope_scaling", "rope_theta", *(() if family is None else family.top_thetas), *thetas.values()):
         if not isinstance(part.get(key), list):  # one theta for each layer
             part.pop(key, None)
-    block = flat_block(part["rope_parameters"]) if model_type == "olmo3" else part["rope_parameters"]
-    thetas_of = {} if family is None else family.theta_keys
-    if block is not None and block.keys() == thetas_of.keys():  # one for each layer type, as of Gemma 3
+    block = flat_block(part["rope_parameters"]) if source.model_type == "olmo3" else part["rope_parameters"]
+    if block is not None and block.keys() == thetas.keys():  # one for each layer type, as of Gemma 3
         rules = {label: one for label, one in block.items() if one["rope_type"] != "default"}
         if {*rules} <= {"full_attention"}:
-            part |= {thetas_of[label]: one["rope_theta"] for label, one in block.items()}
+            part |= {thetas[label]: one["rope_theta"] for label, one in block.items()}
             part |= {"rope_scaling": rules["full_attention"]} if rules else {}
-        return
-    if block is None or "rope_type" not in block:
-        return
-    part |= {key: block[key] for key in ("rope_theta", "partial_rotary_factor", TRAINED_KEY) if key in block}
-    part |= {} if block["rope_type"] == "default" else {"rope_scaling": block}
+    elif block is not None and "rope_type" in block:
+        part |= {key: block[key] for key in ("rope_theta", "partial_rotary_factor", TRAINED_KEY) if key in block}
+        part |= {} if block["rope_type"] == "default" else {"rope_scaling": block}
+    return content
 
 
 def _card(name: str, planned: ServeConfig, written: dict[str, Any]) -> str:
     """Return a note in Markdown about the folder of this name with a plan in its config.json."""
     fields = {**planned.keys, **text_of(written)}
     keys = {key: fields[key] for key in ("rope_parameters", "max_position_embeddings")}
-    readers = "\n".join(_readers(planned, _is_former(written)))
+    former = "rope_parameters" not in text_of(written)
+    case = planned.case(converted=True, spelling="rope_scaling" if former else "extend apply")
+    readers = "\n".join(_reader(engine, case) for engine, one in TABLE.items() if not one.gguf)
     return f"""# {plain_text(name)}
 
 Made by `ropewalk extend`: {planned.method}, in config.json. All other files are the model's own.
@@ -284,23 +249,14 @@ Nothing was measured. To measure it, run `ropewalk doctor`.
 """
 
 
-def _readers(planned: ServeConfig, former: bool) -> Iterator[str]:
-    """Yield one line for each program that loads the folder; `former`: it has only the keys of transformers 4."""
-    case = planned.case(converted=True, spelling="rope_scaling" if former else "extend apply")
-    if former:
-        yield "- transformers applies `rope_scaling` and `rope_theta`."
-    elif case.several and case.model_type != "olmo3":
-        yield "- transformers 5 applies `rope_parameters`, version 4 does not."
-    else:
-        both = "version 4 `rope_scaling` and `rope_theta`; the folder has both"
-        yield f"- transformers 5 applies `rope_parameters`, {both}."
-    for engine in (name for name, one in TABLE.items() if not one.gguf and name != "transformers"):
-        answer = applied(engine, case)
-        shown = (one for one in answer.caveats if one.effect == "differs" or one.code == "not run")
-        notes = [one.text for one in shown if one.before is None]
-        lost = {"lost": f"not applied: {answer.reason}.", "unknown": f"{answer.reason}."}.get(answer.state)
-        told = lost or " ".join(notes) or "the same frequencies and temperature."
-        yield f"- {TABLE[engine].title}: {told} ({answer.checked})"
+def _reader(engine: str, case: Case) -> str:
+    """Return a line about a program that loads the folder."""
+    answer = applied(engine, case)
+    shown = (one for one in answer.caveats if one.effect == "differs" or one.code == "not run")
+    notes = [one.text for one in shown if one.before is None]
+    lost = {"lost": f"not applied: {answer.reason}.", "unknown": f"{answer.reason}."}.get(answer.state)
+    told = lost or " ".join(notes) or "the same frequencies and temperature."
+    return f"- {TABLE[engine].title}: {told} ({answer.checked})"
 
 
 def plain_text(text: str) -> str:

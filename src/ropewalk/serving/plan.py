@@ -15,8 +15,8 @@ from ropewalk.families import family_named
 from ropewalk.families.llama_cpp import ARCHITECTURES
 from ropewalk.methods import Reach, is_unsettled, method_named
 from ropewalk.records import document
-from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED, TABLE, Case, Deviation, applied, blocks_of
-from ropewalk.serving.recorded import Cost
+from ropewalk.serving.applied import Case, Deviation, applied, blocks_of
+from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED, ROPE_KEYS, TABLE
 from ropewalk.serving.served import Served, spelling_of
 from ropewalk.shell import shell_command
 
@@ -24,13 +24,9 @@ LONGER = "longer.gguf"
 _INTERNAL: Any = {"json": False}
 
 
-@dataclasses.dataclass(frozen=True)
-class Refused:
-    """An engine that cannot run a method: the reason as a clause, a cure if only one is possible, and facts."""
-
-    reason: str
-    cure: str | None = None
-    facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
+def _refused(reason: str, cure: str = "", **facts: object) -> RopeError:
+    """Return why an engine cannot run a method: the reason as a clause, facts, and a cure if only one is possible."""
+    return RopeError(f"serving: {reason}.", facts=facts, cure=cure)
 
 
 class File(NamedTuple):
@@ -50,7 +46,6 @@ class ServeConfig:
     - `note`: instructions for the client, or None.
     - `caveats`: known deviations of the engine that concern these steps, first the one that matters most.
     - `checked`: how that is known: the version that was run, or the version and the function that were read.
-    - `costs`: from the doctor's records.
     - `source`: the model. `reach`: the lengths of the method. `keys`: those of the language model's config under it,
       `rope_parameters` and the length. `changed`: whether the rope differs from the checkpoint's own.
     """
@@ -65,7 +60,6 @@ class ServeConfig:
     note: str | None = None
     caveats: tuple[Deviation, ...] = ()
     checked: str = ""
-    costs: tuple[Cost, ...] = ()
     source: Served = dataclasses.field(metadata=_INTERNAL)
     reach: Reach = dataclasses.field(metadata=_INTERNAL)
     keys: Mapping[str, Any] = dataclasses.field(metadata=_INTERNAL)
@@ -89,25 +83,25 @@ class ServeConfig:
         source, own = self.source, self.source.is_scaled and not self.changed
         return Case(
             block=self.block, model_type=source.model_type, arch=source.gguf_arch or "", extends=self.changed,
-            scaled=own or method_named(self.method).extends, length=self.length, interleaved=source.rope.interleaved,
+            scaled=own or method_named(self.method).extends, interleaved=source.rope.interleaved,
             windowed=any(window is not None for window in source.own.sliding_windows), **how,
         )  # fmt: skip
 
-    def with_steps(self, *steps: str, file: File | None = None, **how: Any) -> ServeConfig | Refused:
+    def with_steps(self, *steps: str, file: File | None = None, **how: Any) -> ServeConfig | RopeError:
         """Return the plan with its commands; refuse it if the engine does not apply the rope as measured."""
         answer = applied(self.engine, self.case(**how))
         if answer.state == "unknown":
             tried = self.apply(Path(self.source.given), "longer")
             cure = f"Leave out --method, or try it: {tried}; ropewalk verify longer --engine {self.engine}"
-            return Refused(str(answer.reason), cure)
+            return _refused(str(answer.reason), cure)
         if answer.state == "lost":
-            return Refused(str(answer.reason), facts={"source": answer.source})
+            return _refused(str(answer.reason), source=answer.source)
         return dataclasses.replace(self, steps=steps, file=file, caveats=answer.caveats, checked=answer.checked)
 
 
 def serving_plan(
     source: Served, engine: str, method: str, reach: Reach, length: int | None = None
-) -> ServeConfig | Refused:
+) -> ServeConfig | RopeError:
     """Return how an engine serves a model under a method, or why it does not run the method as measured.
 
     **Arguments:**
@@ -120,24 +114,24 @@ def serving_plan(
     if source.in_file and not TABLE[engine].gguf:
         folder = source.as_folder
         if isinstance(folder, RopeError):
-            return Refused(folder.reason, folder.cure, folder.facts)
+            return folder
         source = folder
     if record.extends and is_unsettled(source.rope):
-        return Refused(
+        return _refused(
             "it is unknown whether the model was trained with the scaling in its config",
             "Pass --trained-length TOKENS, or leave out --method to serve it unchanged.",
-            {"scaling": source.rope.scaling},
+            scaling=source.rope.scaling,
         )
     family = family_named(source.model_type)
     if record.extends and family is not None and family.block_of and engine != "transformers":
-        return Refused(
+        return _refused(
             "the model's blocks are for branches of its layers, and engines' support is unknown",
             f"Write a folder for transformers: ropewalk extend apply MODEL --method {method} --out DIR.",
-            {"blocks": source.own.labels},
+            blocks=source.own.labels,
         )
     keys = source.under("plain" if record.crops else method, reach, length)
     if isinstance(keys, str):
-        return Refused(keys)
+        return _refused(keys)
     context = (length or reach.target) if record.extends else keys["max_position_embeddings"]
     last = f"Send only the last {context:,} tokens of a longer text: the client crops it."
     bare = ServeConfig(
@@ -163,7 +157,7 @@ def gguf_keys(source: Served, method: str, reach: Reach, length: int | None = No
     return gguf_rope(rope, source.gguf_arch, method, reach, length=length)
 
 
-def _for_folders(bare: ServeConfig) -> ServeConfig | Refused:
+def _for_folders(bare: ServeConfig) -> ServeConfig | RopeError:
     """Return the plan of an engine that loads Hugging Face folders."""
     source, engine, (name, revision) = bare.source, bare.engine, bare.source.repository
     spelling, row = spelling_of(source.stated), TABLE[bare.engine]
@@ -234,13 +228,13 @@ def _script(bare: ServeConfig, name: str, revision: str, override: bool) -> str:
     )
 
 
-def _for_files(bare: ServeConfig) -> ServeConfig | Refused:
+def _for_files(bare: ServeConfig) -> ServeConfig | RopeError:
     """Return the plan of an engine that loads a .gguf file: flags where they suffice, else a copy with other keys."""
     source, steps, file = bare.source, list[str](), Path(bare.source.name)
     flags = _llama_flags(bare) if bare.changed and bare.engine == "llama.cpp" else None
     copied = gguf_keys(source, bare.method, bare.reach, bare.length) if bare.changed and flags is None else None
     if isinstance(copied, str) and (source.copied or source.arch is not None):
-        return Refused(copied, facts={"architecture": source.gguf_arch})
+        return _refused(copied, architecture=source.gguf_arch)
     if source.arch is None:
         folder, file = source.folder, Path("model.gguf")
         if source.on_hub:
@@ -260,13 +254,10 @@ def _for_files(bare: ServeConfig) -> ServeConfig | Refused:
         return bare.with_steps(*steps, serve, converted=converted)
     place = str(file) if file.is_absolute() else f"./{file}"
     if not place.isprintable() or place != place.rstrip():
-        return Refused("a Modelfile cannot name this path", "Rename the file or folder.", {"path": place})
+        return _refused("a Modelfile cannot name this path", "Rename the file or folder.", path=place)
     lines = f"FROM {place}\nPARAMETER num_ctx {bare.length}\n"
     create = shell_command("ollama", "create", "longer", "-f", "Modelfile")
     return bare.with_steps(*steps, create, file=File("Modelfile", lines), converted=converted)
-
-
-_IN_FLAGS = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "partial_rotary_factor"}
 
 
 def _llama_flags(bare: ServeConfig) -> list[str] | None:
@@ -275,13 +266,13 @@ def _llama_flags(bare: ServeConfig) -> list[str] | None:
     row = ARCHITECTURES.get(source.gguf_arch or "")
     if row is None or not row.scales_by_flags or source.rope.scaling is not None or len(ropes) > 1:
         return None
-    block: Mapping[str, Any] = {}
+    block: dict[str, Any] = {}
     with suppress(RopeError):  # no name for the rule
         block = ropes.pop().to_hf()
-    rule = block.get("rope_type")
-    if rule not in ("default", "linear", "yarn") or not block.keys() <= _IN_FLAGS:
+    known = {"partial_rotary_factor", *(key for key, _ in ROPE_KEYS.values())}
+    if block.get("rope_type") not in ("default", "linear", "yarn") or not block.keys() <= known:
         return None
-    flags = ["--override-kv", f"{source.gguf_arch}.context_length=int:{bare.length}"]
-    flags += ["--rope-freq-base", f"{block['rope_theta']:.10g}"] if block["rope_theta"] != source.rope.theta else []
-    flags += ["--rope-scaling", rule, "--rope-scale", f"{block['factor']:.10g}"] if "factor" in block else []
-    return flags + (["--yarn-orig-ctx", str(block["original_max_position_embeddings"])] if rule == "yarn" else [])
+    same = {"rope_type": "default", "rope_theta": source.rope.theta}
+    given = {flag: block[key] for flag, (key, _) in ROPE_KEYS.items() if block.get(key) not in (None, same.get(key))}
+    words = [word for flag, one in given.items() for word in (flag, one if isinstance(one, str) else f"{one:.10g}")]
+    return ["--override-kv", f"{source.gguf_arch}.context_length=int:{bare.length}", *words]

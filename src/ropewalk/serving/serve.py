@@ -1,26 +1,101 @@
-"""Configure an engine to serve a model under a method: commands, files, caveats, and the method's cost."""
+"""Configure an engine to serve a model under a method: its commands, files and caveats."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.gguf_copy import GGUFRope
 from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named, why_no_effect
+from ropewalk.records import checked
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import ENGINES, RUNNERS
 from ropewalk.serving.plan import ServeConfig, gguf_keys, serving_plan
-from ropewalk.serving.recorded import Recorded
 from ropewalk.serving.served import Served
 from ropewalk.shell import shell_command
+
+_INSTEAD = {
+    "keep": "Use the model unchanged; no files are needed.",
+    "cut": "Pass the model only the last tokens, up to its trained length; no files are needed.",
+    "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The parts of a doctor's record that are needed to apply its answer. Lengths are in tokens.
+
+    - `action`, `method`, `length`: of the verdict; if it has two, of that for engines. `facts`: its headlines.
+    - `instead`: what to do if it does not recommend to extend. `audits`: of the model's ropes.
+    """
+
+    trained_length: int
+    target: int
+    action: str
+    method: str | None
+    length: int | None
+    facts: Mapping[str, str]
+    instead: str
+    audits: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def read(cls, record: str | os.PathLike[str] | Mapping[str, Any]) -> Recorded:
+        """Load a record: a file of `ropewalk doctor --json`, or its content. Raises `RopeError` for anything else."""
+        content = record if isinstance(record, Mapping) else read_json(Path(record))
+        with checked(content):
+            verdict, facts = content["verdict"], dict[str, str]()
+            if verdict.get("engine") == "python" and verdict.get("beside") is not None:
+                facts, verdict = {"in Python": str(verdict["headline"])}, verdict["beside"]  # the answer for engines
+            action, method, further = str(verdict["action"]), verdict["method"], verdict["next"]
+            trained, target = int(content["trained_length"]), int(content["target"])
+            length = None if verdict["length"] is None else int(verdict["length"])
+            if not (1 <= trained <= target and (length is None or trained < length <= target)):
+                raise ValueError(f"lengths {trained}, {target}, {length}")
+            if not isinstance(method, str | None):
+                raise ValueError("the method")
+            otherwise = "To extend it anyway, leave out --from and pass --method and --target."
+            return cls(
+                trained_length=trained,
+                target=target,
+                action=action,
+                method=method,
+                length=length,
+                facts={"action": action, "verdict": str(verdict["headline"]), **facts},
+                instead=_INSTEAD.get(action) or (f"Measure more: {further}" if further else otherwise),
+                audits=tuple(content["inspection"].get("audits") or [content["inspection"]["audit"]]),
+            )
+
+    def recommended(self, command: str) -> str:
+        """Return the recommended method; raise `RopeError` if the answer is not to extend. `command`: for the error."""
+        if self.action == "extend" and self.method is not None:
+            return self.method
+        engines = " for engines" if "in Python" in self.facts else ""
+        reason = f"{command}: the doctor does not recommend extending this model{engines}."
+        raise RopeError(reason, facts=self.facts, cure=self.instead)
+
+    def check(self, source: Served) -> None:
+        """Raise `RopeError` if none of the record's ropes is the model's; equal ropes of two models pass."""
+        measured = {(one["head_dim"], one["pairs"], one["theta"]) for one in self.audits if "pairs" in one}
+        ropes = source.own.present_ropes
+        own = {(one.head_dim, one.pairs, None if one.inv_freq is not None else one.ladders[0].theta) for one in ropes}
+        if measured and not measured & own:
+            raise RopeError(
+                "serve-config: the record belongs to a different model.",
+                facts={
+                    "(head_dim, pairs, theta) of the record": sorted(measured, key=str),
+                    "of the model": sorted(own, key=str),
+                },
+                cure="Pass the record of this model, or measure it: ropewalk doctor MODEL --json FILE.",
+            )
 
 
 def serve_config(
@@ -32,19 +107,19 @@ def serve_config(
     factor: float | None = None,
     length: int | None = None,
     trained_length: int | None = None,
-    records: Sequence[str | os.PathLike[str] | Mapping[str, Any]] = (),
+    record: str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> ServeConfig:
     """Return the commands, flags and files to serve a model under a method, and the engine's caveats.
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; its weights are not loaded.
     - `engine`: one of `ropewalk.serving.engines.ENGINES`.
-    - `method`: its name. None: that of the first record, or "as-is" without records.
+    - `method`: its name. None: that of the record, or "as-is" without one.
     - `target`: tokens; None: `factor` times the trained length, the record's target, or four times the trained length.
     - `length`: tokens of the engine's context, if less than the target; None: the length of the record's verdict, or
       the target.
     - `trained_length`: tokens, if the config does not contain it.
-    - `records`: of `ropewalk doctor --json`; several, measured to several targets, give the cost by factor.
+    - `record`: of the doctor, a file or `Diagnosis.to_json()`.
 
     **Returns:** a `ServeConfig`.
     **Raises:** `RopeError` for a method that the engine cannot apply, with the reason, and for a malformed record.
@@ -59,19 +134,17 @@ def serve_config(
         raise RopeError(
             "serve-config: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(ENGINES)}."
         )
-    measured = [Recorded.read(one) for one in records]
-    if measured:
-        method = method or measured[0].recommended("serve-config")
+    recorded = None if record is None else Recorded.read(record)
+    if recorded is not None:
+        method = method or recorded.recommended("serve-config")
         if target is None and factor is None:
-            target = measured[0].target if method_named(method).extends else None
-            if length is None and measured[0].method == method:
-                length = measured[0].length
-            trained_length = measured[0].trained_length if trained_length is None else trained_length
+            target = recorded.target if method_named(method).extends else None
+            length = recorded.length if length is None and recorded.method == method else length
+            trained_length = trained_length or recorded.trained_length
     chosen = method or "as-is"
-    extends = method_named(chosen).extends
-    source = Served.open(model, trained_length)
-    for one in measured:
-        check_model(source, one)
+    extends, source = method_named(chosen).extends, Served.open(model, trained_length)
+    if recorded is not None:
+        recorded.check(source)
     if target is None and factor is not None:
         target = math.ceil(source.trained * factor)
         check_whole("serve-config", target=target)
@@ -82,8 +155,7 @@ def serve_config(
             cure="Pass a method, such as --method yarn, or leave out --target.",
         )
     done = required_plan(f"serve-config: {engine} does not run `{chosen}`", source, engine, chosen, target, length)
-    costs = tuple(one.costs[chosen] for one in measured if chosen in one.costs)
-    return dataclasses.replace(done, model=str(model), costs=costs)
+    return dataclasses.replace(done, model=str(model))
 
 
 def required_plan(
@@ -129,25 +201,6 @@ def _cure(source: Served, engine: str, method: str, reach: Reach, length: int | 
         if method_named(other).extends and isinstance(serving_plan(source, engine, other, reach, length), ServeConfig):
             return f"Pass --method {other}; or r{python}" if python else f"Pass --method {other}."
     return f"R{python}" if python else "Leave out --method, to serve the model unchanged."
-
-
-def check_model(source: Served, record: Recorded) -> None:
-    """Raise `RopeError` if a rope in a record's audit differs from the model's ropes.
-
-    The weights are not loaded, so records of models with equal ropes are not distinguished.
-    """
-    measured = {(one["head_dim"], one["pairs"], one["theta"]) for one in record.audits if "pairs" in one}
-    ropes = source.own.present_ropes
-    own = {(rope.head_dim, rope.pairs, None if rope.inv_freq is not None else rope.ladders[0].theta) for rope in ropes}
-    if measured and not measured & own:
-        raise RopeError(
-            "serve-config: the record belongs to a different model.",
-            facts={
-                "(head_dim, pairs, theta) of the record": sorted(measured, key=str),
-                "of the model": sorted(own, key=str),
-            },
-            cure="Pass the record of this model, or measure it: ropewalk doctor MODEL --json FILE.",
-        )
 
 
 def setting_command(

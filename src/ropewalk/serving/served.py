@@ -45,8 +45,6 @@ class Served:
     - `parts`: the keys of config.json that lead to them. `arch`: of a .gguf file; None for a folder.
     """
 
-    given: str
-    name: str
     own: ModelRopes
     rope: RopeConfig
     trained: int
@@ -55,6 +53,8 @@ class Served:
     stated: Mapping[str, Any]
     fields: Mapping[str, Any]
     parts: tuple[str, ...]
+    given: str = "model"
+    name: str = "model"
     path: Path | None = None
     arch: str | None = None
     in_file: bool = False
@@ -65,35 +65,34 @@ class Served:
     ) -> Served:
         """Return a checkpoint; raise `RopeError` as `Checkpoint.open`, and without a rope or a trained length."""
         opened = opened or Checkpoint.open(model)
-        if opened.path is not None and opened.path.is_dir() and not (opened.path / "config.json").is_file():
+        path, arch = opened.path, opened.arch
+        if path is not None and path.is_dir() and not (path / "config.json").is_file():
             raise RopeError(
                 "serving: the folder has Mistral's params.json, which no setting changes.",
-                facts={"folder": str(opened.path)},
+                facts={"folder": str(path)},
                 cure="Pass the model in Hugging Face's format, with config.json.",
             )
-        model = opened.path if opened.path is not None and Path(model).is_dir() else model  # a folder in it
-        named = Path(model).exists() or is_hub_name(str(model))
-        ropes = opened.ropes if opened.ropes.types or opened.arch else None  # None: ropewalk's own folders
-        source = cls.of(opened.config, trained_length, ropes, given=str(model))
-        name, arch = source.given if named else str(opened.path), opened.arch
-        return dataclasses.replace(source, name=name, path=opened.path, arch=arch, in_file=arch is not None)
+        given = str(path if path is not None and Path(model).is_dir() else model)  # a folder in it
+        name = given if Path(given).exists() or is_hub_name(given) else str(path)
+        ropes = opened.ropes if opened.ropes.types or arch else None  # None: ropewalk's own folders
+        place = {"given": given, "name": name, "path": path, "arch": arch, "in_file": arch is not None}
+        return cls.of(opened.config, trained_length, ropes, **place)
 
     @classmethod
     def of(
-        cls,
-        content: Mapping[str, Any],
-        trained_length: int | None,
-        ropes: ModelRopes | None = None,
-        given: str = "model",
+        cls, content: Mapping[str, Any], trained_length: int | None, ropes: ModelRopes | None = None, **place: Any
     ) -> Served:
-        """Return the checkpoint of a config.json, or of the config of a loaded model; `ropes`: if they are known."""
+        """Return the checkpoint of a config.json, or of the config of a loaded model.
+
+        `ropes`: if they are known. `place`: the fields from `given` to `in_file`.
+        """
         whole = (ropes or ModelRopes.from_hf(content)).of_types()
         before, own = main_rope(whole.ropes), settled_by_length(whole, trained_length)
         rope = main_rope(own.ropes)
         if rope is None:
             raise RopeError(
                 "serving: this model has no rotary embedding, so there is no rope to set.",
-                facts={"model": given},
+                facts={"model": place.get("given", "model")},
                 cure="Start the engine with the unchanged model.",
             )
         trained = trained_length or rope.trained_length
@@ -112,8 +111,6 @@ class Served:
         block = dict.fromkeys(map(str, own.labels), kept) if own.nested else kept
         fields = {key: value for key, value in stated.items() if key != "rope_scaling"}
         return cls(
-            given=given,
-            name=given,
             own=own,
             rope=rope,
             trained=trained,
@@ -123,18 +120,19 @@ class Served:
             fields={**fields, "rope_parameters": None if family is not None and family.fixed else block},
             # Qwen2-VL's published files are flat, but its class nests them
             parts=parts_of(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
+            **place,
         )
 
     @functools.cached_property
     def as_folder(self) -> Served | RopeError:
         """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
+        place = {name: getattr(self, name) for name in ("given", "name", "path", "arch")}
         try:
             content = gguf_config(GGUFFile(self.path or self.name)).to_dict()
-            folder = Served.of(content, self.given_length, given=self.given)
+            folder = Served.of(content, self.given_length, **place)
         except RopeError as error:
             return error
-        kept = {name: getattr(self, name) for name in ("name", "path", "arch", "stated_length")}
-        return dataclasses.replace(folder, **kept)
+        return dataclasses.replace(folder, stated_length=self.stated_length)
 
     @property
     def model_type(self) -> str:
