@@ -16,14 +16,34 @@ from ropewalk.atomic_io import finite
 from ropewalk.audit.audit import audit
 from ropewalk.checkpoints.load import load
 from ropewalk.errors import RopeError
+from ropewalk.records import FORMAT
 from ropewalk.serving import apply, serve_config
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import setting_command
 from tests.cli.doctor_runs import run_command
 from tests.serving.material import TARGET, TRAINED, checkpoint
-from tests.serving.records import record_of
 
 TINY, LONG, SHORTER = 256, 1024, 768
+
+
+def record_of(
+    *,
+    name: str = "m",
+    trained: int = 16,
+    target: int = 64,
+    audits: list[dict[str, Any]] | None = None,
+    **verdict: Any,
+) -> dict[str, Any]:
+    """A record that recommends yarn; `verdict` replaces fields of the answer."""
+    answer = {"action": "extend", "headline": "Extend with yarn.", "method": "yarn", "length": None, "next": None}
+    return {
+        "format": FORMAT,
+        "name": name,
+        "trained_length": trained,
+        "target": target,
+        "verdict": {**answer, **verdict},
+        "inspection": {"audits": audits or [{}]},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -88,30 +108,19 @@ def test_the_length_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert serve_config("tiny", "vllm", method="pi", record=of_tiny(length=SHORTER)).length == LONG
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"action": "keep", "method": None}, "Use the model unchanged"),
-        ({"action": "cut", "method": None}, "only the last tokens"),
-        ({"action": "unfit", "method": None}, "a text that the model can predict"),
-        ({"action": "undecided", "method": None, "next": "ropewalk doctor m --windows 9"}, "--windows 9"),
-        ({"action": "undecided", "method": None, "headline": "Not decided: one window."}, "Not decided: one window."),
-    ],
-)
+@pytest.mark.parametrize("further", [None, "ropewalk doctor m --windows 9"])
 def test_where_the_doctor_extends_nothing(
-    source: Path, found: dict[str, Any], tmp_path: Path, changes: dict[str, Any], said: str
+    source: Path, found: dict[str, Any], tmp_path: Path, further: str | None
 ) -> None:
-    """Refused with the reason and what to do instead; nothing is written."""
-    record = {**found, "verdict": {**found["verdict"], **changes}}
-    with pytest.raises(RopeError, match="does not recommend extending") as caught:
-        apply(source, tmp_path / "out", record=record)
-    assert said in str(caught.value)
-    with pytest.raises(RopeError, match="does not recommend extending"):
-        serve_config(source, "vllm", record=record)
-    both = {"engine": "python", "beside": {**found["verdict"], **changes}}
-    with pytest.raises(RopeError, match="for engines") as caught:
-        apply(source, tmp_path / "out", record={**found, "verdict": {**found["verdict"], **both}})
-    assert {"verdict", "in Python"} <= {*caught.value.facts}
+    """Refused with the verdict and what to do instead, also where only Python extends; nothing is written."""
+    headline = "Not decided: one window."
+    changes = {**found["verdict"], "action": "undecided", "method": None, "headline": headline, "next": further}
+    for verdict, end in ((changes, ""), ({**changes, "engine": "python", "beside": changes}, " for engines")):
+        for call in (apply, serve_config):
+            with pytest.raises(RopeError, match=f"does not recommend extending this model{end}\\.") as caught:
+                call(source, tmp_path / "out" if call is apply else "vllm", record={**found, "verdict": verdict})
+            assert (caught.value.facts["verdict"], "in Python" in caught.value.facts) == (headline, bool(end))
+            assert (further or "leave out --from") in caught.value.cure
     assert not (tmp_path / "out").exists()
 
 

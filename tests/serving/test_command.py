@@ -273,6 +273,8 @@ def test_the_right_line_starts_the_same_program(file: Path, tmp_path: Path) -> N
     assert line.startswith(f"./bin/llama-cli -m {file} --ctx-size 1024 ")
     assert line.endswith(" -p hello")
     assert not codes(started(line))
+    line = started(f"llama-server -m {file} --rope-freq-scale 0.25 --rope-scale 2").line[-1]
+    assert line.endswith(" --rope-scaling linear --rope-scale 2")  # the last flag of a factor applies
     over = json.dumps({"rope_parameters": tables.yarn(4096, rope_theta=1e4), "max_position_embeddings": 16384})
     folder = written(tmp_path, "llama_2_7b")
     found = started(f"vllm serve {folder} --max-model-len 2048 --hf-overrides '{over}'")

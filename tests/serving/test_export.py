@@ -23,6 +23,7 @@ from ropewalk.serving.served import text_of
 from tests.checkpoints.random_models import folder_of
 from tests.checkpoints.test_transformers import ids_of, losses_of
 from tests.oracle import yarn
+from tests.rope.models import fixture
 from tests.serving.material import (
     EXPORTABLE,
     INEXPRESSIBLE,
@@ -191,22 +192,16 @@ def test_weights_are_not_opened(tmp_path: Path) -> None:
         exported(source, tmp_path / "pipe", "yarn")
 
 
-@pytest.mark.parametrize("method", ["yarn", "pi", "plain"])
-def test_every_key_of_the_length(method: str, tmp_path: Path) -> None:
-    """vLLM 0.32.0's model_arch_config_convertor.py:404 and SGLang's common.py:668 prefer Command R's own key."""
-    source = checkpoint(tmp_path / "source", model_max_length=TRAINED)
-    config = exported(source, tmp_path / "out", method)
-    wanted = TARGET if METHODS[method].extends else TRAINED
-    assert (config["max_position_embeddings"], config["model_max_length"]) == (wanted, wanted)
-
-
 def test_plain_undoes_an_extension(tmp_path: Path) -> None:
-    """The trained length and the plain block, under the keys of transformers 4 as well; as-is is the same config."""
-    source = checkpoint(tmp_path / "source")
-    exported(source, tmp_path / "longer", "yarn")
+    """The trained length and the plain block, under the keys of transformers 4 as well; as-is is the same config.
+
+    vLLM 0.32.0's model_arch_config_convertor.py:404 and SGLang's common.py:668 prefer `model_max_length`.
+    """
+    source = checkpoint(tmp_path / "source", model_max_length=TRAINED)
+    assert exported(source, tmp_path / "longer", "yarn")["model_max_length"] == TARGET
     back = exported(tmp_path / "longer", tmp_path / "back", "plain")
     assert back["rope_parameters"] == {"rope_type": "default", "rope_theta": 1e4}
-    assert back["max_position_embeddings"] == TRAINED
+    assert back["max_position_embeddings"] == back["model_max_length"] == TRAINED
     assert "rope_scaling" not in back
     exported(tmp_path / "longer", tmp_path / "same", "as-is")
     assert contents(tmp_path / "same")["config.json"] == contents(tmp_path / "longer")["config.json"]
@@ -252,7 +247,7 @@ def test_a_config_alone(tmp_path: Path) -> None:
     assert json.loads(out.read_text()) == config
     assert config == exported(source, tmp_path / "folder", "ntk")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "longer.json", "own.json", "source"]
-    with pytest.raises(RopeError, match="must be a folder, or a new file"):
+    with pytest.raises(RopeError, match="must be a folder, a .gguf file, or a new .json file"):
         exported(own, out, "ntk", overwrite=True)
 
 
@@ -272,3 +267,36 @@ def test_folders_that_hold_something_are_left_alone(tmp_path: Path) -> None:
     for place in (source, source / "config.json"):
         with pytest.raises(RopeError, match=r"is the model itself|must be a folder"):
             exported(source, place, "yarn", overwrite=True)
+
+
+FACTOR = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "attention_factor": 1.0, "finetuned": True,
+          "original_max_position_embeddings": 16}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "changes", "said"),
+    [
+        ("llama", "dynamic", {}, ["the answers are NaN", "factor x factor", "Use --method ntk"]),
+        ("llama", "as-is", {"rope_parameters": FACTOR}, ["vLLM: the same", "SGLang: `attention_f", "Compare outputs"]),
+        ("cohere", "resonance", {}, ["vLLM: not applied: it rotates halves under longrope"]),
+        ("stablelm", "as-is", {}, ["ONNX Runtime GenAI: It was not run with this family."]),
+    ],
+)
+def test_programs_are_described_by_the_rule_of_serve_config(
+    family: str, method: str, changes: dict[str, Any], said: list[str], tmp_path: Path
+) -> None:
+    """The card names what vLLM, SGLang and the converter do differently with this model."""
+    apply(folder_of(family, tmp_path / "source", **changes), tmp_path / "out", method=method)
+    text = (tmp_path / "out" / applying.CARD).read_text()
+    assert [one for one in said if one not in text] == []
+
+
+def test_a_config_that_stays_in_the_spelling_of_transformers_4(tmp_path: Path) -> None:
+    """The note has its block all the same, and claims no key that config.json lacks."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text(json.dumps(fixture("llama_2_7b")))
+    written = apply(tmp_path / "source", tmp_path / "out", method="as-is")
+    assert written.config == fixture("llama_2_7b")
+    said = (tmp_path / "out" / applying.CARD).read_text()
+    assert '"rope_theta": 10000.0' in said
+    assert "- transformers: the same frequencies and temperature. (read in 5.23's" in said

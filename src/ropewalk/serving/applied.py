@@ -148,8 +148,7 @@ class Deviation:
     - `effect`: "lost": the rope is not applied as measured. "unknown": nobody knows. "differs": it is, with this
       difference. "note": neither; it concerns the command.
     - `engines`: the engines. `text`: a clause if the rope is lost or unknown, else sentences.
-    - `versions`: the versions with this behaviour. `before`: the first version without it; None: the newest has it.
-      `source`: the file or issue that shows it.
+    - `versions`: the versions with this behaviour. `source`: the file or issue that shows it.
     - `rules`, `model_types`: only for these `rope_type`s and language models; empty: all. `when`: a further condition.
     - `code`: that of measured.json which shows it. Where the engine was run, the record decides;
       elsewhere it is known if it was `read`.
@@ -164,7 +163,6 @@ class Deviation:
     read: bool = True
     measured: str = ""
     versions: str = ""
-    before: str | None = None
     rules: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
     when: Callable[[Case], bool] = field(default=lambda case: True, metadata={"json": False})
@@ -367,15 +365,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
         code="queries", versions="0.33.0", model_types=("ministral3",),
         when=lambda case: any(one.get("llama_4_scaling_beta", 0.1) for one in case.blocks)),  # the class's own: 0.1
     Deviation("differs", ("vllm",),
-        "`attention_factor`, `mscale` and `mscale_all_dim` in a yarn block are ignored: 0.1 ln(factor) + 1 applies.",
-        "vllm-project/vllm#48351, #48621, #56446",
-        versions="before 0.32.0, which was run", before="0.32.0", rules=("yarn",),
-        when=lambda case: case.own_attention and not case.is_type(*_DEEPSEEK, "deepseek_v4")),  # V4's class forces 1
-    Deviation("differs", ("vllm",),
-        "YaRN is applied to layers of compression ratio 0, too, which the model was trained without.",
-        "vllm-project/vllm#54815",
-        versions="before September 2026", before="0.32.0", rules=("yarn",), model_types=("deepseek_v4",)),
-    Deviation("differs", ("vllm",),
         "`attention_factor` in the block is ignored: 0.1 ln(factor) + 1 applies.",
         "vllm's model_executor/models/gpt_oss.py, lines 111 to 125",
         versions="0.33.0", model_types=("gpt_oss",), when=lambda case: case.own_attention),
@@ -406,11 +395,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "ollama/ollama, its open #12308, and openai/openai.go (`ToCompletion`) at fb30760",
         versions="model/models/qwen3/model.go at 0312c5a, llama/model.go at 02e2ab6; other versions were not checked",
         rules=("linear", "yarn"), when=lambda case: case.arch in (None, "llama", "qwen3")),
-    Deviation("note", ("sglang",),
-        "On CPUs with AMX, Gemma 3 takes only theta from the block of its full layers and drops the scaling silently. "
-        "Elsewhere it applies the block.",
-        "sglang's gemma3_causal.py; see sgl-project/sglang#26013",
-        versions="main at 038c87d", rules=_SCALED, model_types=("gemma3_text",)),
     Deviation("note", ENGINES,
         "The factor is fixed when the engine starts, so it applies to short prompts too. One user measured 15 to 20 % "
         "less in agentic tasks with YaRN 4 on Qwen3-32B, another 39 to 26.5 on Arena-Hard with Qwen3-8B. Serve short "
@@ -449,7 +433,7 @@ def flat_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def applied(engine: str, case: Case) -> Answer:
     """Return whether an engine applies a rope as measured, with a difference, or not, and how that is known.
 
-    For the newest version that was run or read, with notes about older ones.
+    For the version that was run or read.
 
     >>> answer = applied("vllm", Case(block={"rope_type": "yarn", "factor": 4.0}, model_type="llama"))
     >>> answer.state, answer.checked
@@ -470,8 +454,8 @@ def applied(engine: str, case: Case) -> Answer:
         if (shown or known) and one.holds(case):
             caveats.append(replace(one, measured=_run_of(engine)) if shown and one.code != "not run" else one)
     order = ("lost", "unknown", "differs", "note")
-    caveats.sort(key=lambda one: (one.before is not None, order.index(one.effect)))
-    first = next((one for one in caveats if one.before is None and one.effect != "note"), None)
+    caveats.sort(key=lambda one: order.index(one.effect))
+    first = next((one for one in caveats if one.effect != "note"), None)
     read = TABLE[engines[-1]].read
     checked = f"read in {read}" if read else "not run"
     if (was_run and len(engines) == 1) or (first is not None and first.measured):

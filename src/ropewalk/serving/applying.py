@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,7 +110,7 @@ def apply(
     with whole_folder(place, _names(place)) as staging:
         _copy_files(source, place, staging)
         written = _write_config(planned, staging)
-        (staging / CARD).write_text(_card(place.name, planned, written), encoding="utf-8")
+        (staging / CARD).write_text(_card(planned, written), encoding="utf-8")
     return Exported(folder=place, config=written)
 
 
@@ -126,10 +125,8 @@ def _check_out(source: Served, place: Path, *, is_file: bool, overwrite: bool) -
         cure = f"Convert the folder first, with llama.cpp: {convert}"
     elif place.exists() and place.resolve() in (source.folder.resolve(), find(source.given, weights=False).resolve()):
         problem, cure = "--out is the model itself", "Pass a different path."
-    elif place.suffix == ".json" and (source.arch is not None or place.exists()):
-        problem = "--out must be a folder, or a new file for the config of a folder"
-    elif place.is_dir() if is_file else place.is_file():
-        problem = f"--out must be a {'file' if is_file else 'folder'}"
+    elif (place.is_dir() if is_file else place.is_file()) or (place.suffix == ".json" and source.arch is not None):
+        problem = "--out must be a folder, a .gguf file, or a new .json file for the config of a folder"
     elif not overwrite and (names or (is_file and place.exists())):
         problem, files = "the output exists already", sorted(names)
         cure = "Pass a new path, or --overwrite to replace an earlier export."
@@ -226,14 +223,14 @@ def with_keys(source: Served, keys: Mapping[str, Any], content: dict[str, Any]) 
     return content
 
 
-def _card(name: str, planned: ServeConfig, written: dict[str, Any]) -> str:
-    """Return a note in Markdown about the folder of this name with a plan in its config.json."""
+def _card(planned: ServeConfig, written: dict[str, Any]) -> str:
+    """Return a note in Markdown about a folder with a plan in its config.json."""
     fields = {**planned.keys, **text_of(written)}
     keys = {key: fields[key] for key in ("rope_parameters", "max_position_embeddings")}
     former = "rope_parameters" not in text_of(written)
     case = planned.case(converted=True, spelling="rope_scaling" if former else "extend apply")
     readers = "\n".join(_reader(engine, case) for engine, one in TABLE.items() if not one.gguf)
-    return f"""# {plain_text(name)}
+    return f"""# About this folder
 
 Made by `ropewalk extend`: {planned.method}, in config.json. All other files are the model's own.
 
@@ -252,17 +249,7 @@ Nothing was measured. To measure it, run `ropewalk doctor`.
 def _reader(engine: str, case: Case) -> str:
     """Return a line about a program that loads the folder."""
     answer = applied(engine, case)
-    shown = (one for one in answer.caveats if one.effect == "differs" or one.code == "not run")
-    notes = [one.text for one in shown if one.before is None]
+    notes = [one.text for one in answer.caveats if one.effect == "differs" or one.code == "not run"]
     lost = {"lost": f"not applied: {answer.reason}.", "unknown": f"{answer.reason}."}.get(answer.state)
     told = lost or " ".join(notes) or "the same frequencies and temperature."
     return f"- {TABLE[engine].title}: {told} ({answer.checked})"
-
-
-def plain_text(text: str) -> str:
-    r"""Escape a name for one line of Markdown.
-
-    >>> print(plain_text("a*b\n# <c>"))
-    a\*b \# \<c\>
-    """
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(str(text).split()))

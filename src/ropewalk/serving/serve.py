@@ -23,19 +23,13 @@ from ropewalk.serving.plan import ServeConfig, gguf_keys, serving_plan
 from ropewalk.serving.served import Served
 from ropewalk.shell import shell_command
 
-_INSTEAD = {
-    "keep": "Use the model unchanged; no files are needed.",
-    "cut": "Pass the model only the last tokens, up to its trained length; no files are needed.",
-    "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
-}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recorded:
     """The parts of a doctor's record that are needed to apply its answer. Lengths are in tokens.
 
-    - `action`, `method`, `length`: of the verdict; if it has two, of that for engines. `facts`: its headlines.
-    - `instead`: what to do if it does not recommend to extend. `audits`: of the model's ropes.
+    - `action`, `method`, `length`, `next`: of the verdict; if it has two, of that for engines. `facts`: its headlines.
+    - `audits`: of the model's ropes.
     """
 
     trained_length: int
@@ -44,7 +38,7 @@ class Recorded:
     method: str | None
     length: int | None
     facts: Mapping[str, str]
-    instead: str
+    next: str | None
     audits: tuple[Mapping[str, Any], ...]
 
     @classmethod
@@ -55,14 +49,13 @@ class Recorded:
             verdict, facts = content["verdict"], dict[str, str]()
             if verdict.get("engine") == "python" and verdict.get("beside") is not None:
                 facts, verdict = {"in Python": str(verdict["headline"])}, verdict["beside"]  # the answer for engines
-            action, method, further = str(verdict["action"]), verdict["method"], verdict["next"]
+            action, method = str(verdict["action"]), verdict["method"]
             trained, target = int(content["trained_length"]), int(content["target"])
             length = None if verdict["length"] is None else int(verdict["length"])
             if not (1 <= trained <= target and (length is None or trained < length <= target)):
                 raise ValueError(f"lengths {trained}, {target}, {length}")
             if not isinstance(method, str | None):
                 raise ValueError("the method")
-            otherwise = "To extend it anyway, leave out --from and pass --method and --target."
             return cls(
                 trained_length=trained,
                 target=target,
@@ -70,7 +63,7 @@ class Recorded:
                 method=method,
                 length=length,
                 facts={"action": action, "verdict": str(verdict["headline"]), **facts},
-                instead=_INSTEAD.get(action) or (f"Measure more: {further}" if further else otherwise),
+                next=verdict["next"],
                 audits=tuple(content["inspection"].get("audits") or [content["inspection"]["audit"]]),
             )
 
@@ -80,7 +73,8 @@ class Recorded:
             return self.method
         engines = " for engines" if "in Python" in self.facts else ""
         reason = f"{command}: the doctor does not recommend extending this model{engines}."
-        raise RopeError(reason, facts=self.facts, cure=self.instead)
+        cure = "To extend it anyway, leave out --from and pass --method and --target."
+        raise RopeError(reason, facts=self.facts, cure=f"Measure more: {self.next}" if self.next else cure)
 
     def check(self, source: Served) -> None:
         """Raise `RopeError` if none of the record's ropes is the model's; equal ropes of two models pass."""
@@ -130,10 +124,7 @@ def serve_config(
     check_whole("serve-config", target=target, length=length, trained_length=trained_length)
     if factor is not None:
         check_factor("serve-config", factor)
-    if engine not in ENGINES:
-        raise RopeError(
-            "serve-config: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(ENGINES)}."
-        )
+    _check_engine("serve-config", engine, ENGINES)
     recorded = None if record is None else Recorded.read(record)
     if recorded is not None:
         method = method or recorded.recommended("serve-config")
@@ -156,6 +147,11 @@ def serve_config(
         )
     done = required_plan(f"serve-config: {engine} does not run `{chosen}`", source, engine, chosen, target, length)
     return dataclasses.replace(done, model=str(model))
+
+
+def _check_engine(where: str, engine: str, known: tuple[str, ...]) -> None:
+    if engine not in known:
+        raise RopeError(f"{where}: unknown engine.", facts={"engine": engine}, cure=f"Choose from {', '.join(known)}.")
 
 
 def required_plan(
@@ -228,8 +224,7 @@ def setting_command(
     model = AutoModelForCausalLM.from_pretrained('owner/name')
     rw.attach(model, 'dca', target=8192)
     """
-    if engine is not None and engine not in RUNNERS:
-        raise RopeError("engine: unknown.", facts={"engine": engine}, cure=f"Choose from {', '.join(RUNNERS)}.")
+    _check_engine("engine", engine or "python", RUNNERS)
     place, extends = Path(model), method_named(method).extends
     name = str(place.absolute()) if place.exists() else str(model)
     if engine == "python":

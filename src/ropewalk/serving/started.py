@@ -476,7 +476,7 @@ def _differences(engine: str, before: Checkpoint, found: Checkpoint) -> Iterator
         yield _fault("not-run", f"{answer.reason}.".capitalize(), "Run ropewalk verify with --engine.", "warning")
     for one in answer.caveats:
         if one.effect == "differs":
-            yield _fault("engine", one.text, f"It was {one.evidence}.", "warning" if one.before is None else "note")
+            yield _fault("engine", one.text, f"It was {one.evidence}.", "warning")
 
 
 def _lengths(found: Checkpoint, length: float, trained: int, theta: float) -> Iterator[Finding]:
