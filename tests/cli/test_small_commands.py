@@ -69,10 +69,11 @@ def test_a_file_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cat > Modelfile <<'END'\nFROM ./longer.gguf\nPARAMETER num_ctx 1024\nEND\n" in capsys.readouterr().out
 
 
-def test_a_record_says_what_it_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_of_the_doctor_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the method and the target of the record, as the doctor writes it."""
     small_diagnosis().to_json(tmp_path / "record.json")
-    assert serve_config("tiny", "--engine", "llama.cpp", "--method", "yarn", "--from", tmp_path / "record.json") == 0
-    assert "yarn 2: within the trained length " in capsys.readouterr().out
+    assert serve_config("tiny", "--engine", "vllm", "--method", "yarn", "--from", tmp_path / "record.json") == 0
+    assert '"factor": 2.0' in capsys.readouterr().out
 
 
 def test_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
