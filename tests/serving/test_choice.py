@@ -75,7 +75,7 @@ def test_the_doctors_choice_is_applied(source: Path, found: dict[str, Any], tmp_
     assert run_command(*run, *typed, "--out", tmp_path / "two") == 0
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert apply(source, tmp_path / "three", record=found).config["max_position_embeddings"] == 48
+    assert apply(source, tmp_path / "three", record=found)["max_position_embeddings"] == 48
 
 
 def test_the_choice_is_served(source: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_length_of_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[st
         out = capsys.readouterr().out
         assert str(SHORTER) in out
         assert ('"factor": 4.0' in out) == (engine in ("vllm", "sglang"))
-    config = apply("tiny", tmp_path / "out", record=record).config
+    config = apply("tiny", tmp_path / "out", record=record)
     assert (config["rope_parameters"]["factor"], config["max_position_embeddings"]) == (4.0, SHORTER)
     assert serve_config("tiny", "vllm", record=of_tiny()).length == LONG
     shorter = serve_config("tiny", "ollama", record=of_tiny() | {"trained_length": 128})

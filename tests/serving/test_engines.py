@@ -302,14 +302,15 @@ def test_known_faults_of_a_folder(tmp_path: Path) -> None:
     """They are those of a flag, for a scaling that `extend apply` wrote; an unscaled model has none."""
     source = checkpoint(tmp_path / "source")
     for method, rule in (("yarn", "factor is fixed"), ("dynamic", "not applied beyond the trained length")):
-        folder = apply(source, tmp_path / method, method=method, target=TARGET).folder
+        folder = tmp_path / method
+        apply(source, folder, method=method, target=TARGET)
         for engine in ("vllm", "llama.cpp"):
             assert any(rule in one.text for one in serve_config(folder, engine).caveats), (method, engine)
         assert not serve_config(folder, "vllm", method="plain", trained_length=TRAINED).caveats[1:]
     assert serve_config(source, "vllm").checked.startswith("measured in vLLM 0.32.0")
     (source / "params.json").touch()  # Mistral's own config, which vLLM would prefer to the changed one
-    folder = apply(source, tmp_path / "mistral", method="yarn", target=TARGET).folder
-    assert serve_config(folder, "vllm").steps[0].endswith(" --config-format hf")
+    apply(source, tmp_path / "mistral", method="yarn", target=TARGET)
+    assert serve_config(tmp_path / "mistral", "vllm").steps[0].endswith(" --config-format hf")
 
 
 @pytest.mark.parametrize("names", [("mtp.fc.weight",), ("model.mtp.fc.weight",), ()])

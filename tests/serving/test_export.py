@@ -42,7 +42,7 @@ def exported(source: str | Path, out: Path, method: str, **options: Any) -> Any:
     """The config.json of a written folder; lengths and `overwrite` as for `apply`."""
     target = options.pop("target", TARGET)
     target = target if METHODS[method].extends else None
-    return apply(source, out, method=method, target=target, **options).config
+    return apply(source, out, method=method, target=target, **options)
 
 
 @pytest.mark.parametrize("method", EXPORTABLE)
@@ -247,7 +247,7 @@ def test_a_config_alone(tmp_path: Path) -> None:
     assert json.loads(out.read_text()) == config
     assert config == exported(source, tmp_path / "folder", "ntk")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "longer.json", "own.json", "source"]
-    with pytest.raises(RopeError, match="must be a folder, a .gguf file, or a new .json file"):
+    with pytest.raises(RopeError, match=r"must be a folder, .* or a new"):
         exported(own, out, "ntk", overwrite=True)
 
 
@@ -296,7 +296,7 @@ def test_a_config_that_stays_in_the_spelling_of_transformers_4(tmp_path: Path) -
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "config.json").write_text(json.dumps(fixture("llama_2_7b")))
     written = apply(tmp_path / "source", tmp_path / "out", method="as-is")
-    assert written.config == fixture("llama_2_7b")
+    assert written == fixture("llama_2_7b")
     said = (tmp_path / "out" / applying.CARD).read_text()
     assert '"rope_theta": 10000.0' in said
     assert "- transformers: the same frequencies and temperature. (read in 5.23's" in said

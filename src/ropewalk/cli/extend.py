@@ -38,19 +38,19 @@ def apply(
     from ropewalk.rope.hugging_face import text_part
 
     with display("extend", lines=True) as progress:
-        done = serving.apply(
+        written = serving.apply(
             model, out, method=method, target=target, length=length, trained_length=trained_length, record=record,
             overwrite=overwrite, progress=progress,
         )  # fmt: skip
-    config = text_part(done.config)
+    config = text_part(written)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if done.folder.suffix == ".gguf":
-        shown = {key: value for key, value in done.config.items() if not isinstance(value, list)}
+    if out.suffix == ".gguf":
+        shown = {key: value for key, value in written.items() if not isinstance(value, list)}
         typer.echo(f"keys: {json.dumps(shown)}")
     elif rope is not None:
         ordered = {key: rope[key] for key in sorted(rope, key=lambda key: (key != "rope_type", key != "rope_theta"))}
         typer.echo(f"rope_parameters: {json.dumps(ordered)[:300]}")
-    typer.echo(f"extend: wrote {done.folder}")
+    typer.echo(f"extend: wrote {out}")
 
 
 extend = typer.Typer(

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,6 @@ from ropewalk.shell import shell_command
 CARD = "ropewalk.md"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """The result of an export: the folder, and the content of its config.json.
-
-    For a .gguf file `folder` is the file, and `config` contains its keys of the rope.
-    """
-
-    folder: Path
-    config: Mapping[str, Any]
-
-
 def apply(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -51,7 +39,7 @@ def apply(
     record: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
-) -> Exported:
+) -> dict[str, Any]:
     """Apply an extension method to a checkpoint, and write a folder or a .gguf file.
 
     Only the config changes: its rope, and its keys of the length, also in tokenizer_config.json. All other files are
@@ -67,14 +55,13 @@ def apply(
     - `length`: tokens to state in the config, if less. `trained_length`: tokens, if the config does not contain it.
     - `record`: the doctor's record with the method and the lengths, a file or `Diagnosis.to_json()`.
 
-    **Returns:** an `Exported`.
+    **Returns:** the content of the written config.json, or of a .gguf file the keys of its rope.
     **Raises:** `RopeError`, before any work, for settings that conflict with the model or the record, methods that
     config.json (or llama.cpp) cannot express, and a record of a different model or without a recommendation to extend.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     done = apply("tiny", folder + "/longer", method="ntk")
-    ...     done.config["max_position_embeddings"]
+    ...     apply("tiny", folder + "/longer", method="ntk")["max_position_embeddings"]
     1024
     """
     check_whole("extend", target=target, trained_length=trained_length, length=length)
@@ -100,18 +87,18 @@ def apply(
         )
     planned = required_plan(refusal, source, "ollama" if is_file else "transformers", chosen.name, target, length)
     if is_file:
-        return Exported(folder=place, config=_write_file(planned, place, progress or SilentProgress()))
+        return _write_file(planned, place, progress or SilentProgress())
     if place.suffix == ".json":
         path = find(source.given, weights=False)
         written = read_json(path / "config.json" if path.is_dir() else path)
         written = with_keys(source, _new_keys(planned), written)
         write_json(place, written)
-        return Exported(folder=place, config=written)
+        return written
     with whole_folder(place, _names(place)) as staging:
         _copy_files(source, place, staging)
         written = _write_config(planned, staging)
         (staging / CARD).write_text(_card(planned, written), encoding="utf-8")
-    return Exported(folder=place, config=written)
+    return written
 
 
 def _check_out(source: Served, place: Path, *, is_file: bool, overwrite: bool) -> None:
