@@ -216,8 +216,6 @@ def setting_command(
 
     >>> setting_command(None, "tiny", "yarn", target=1024)
     'ropewalk extend apply tiny --method yarn --target 1024 --out tiny-1024'
-    >>> setting_command("vllm", "tiny", "yarn", target=1024, length=768)
-    'ropewalk serve-config tiny --engine vllm --method yarn --target 1024 --length 768'
     >>> print(setting_command("python", "owner/name", "dca", target=8192))
     import ropewalk as rw
     from transformers import AutoModelForCausalLM
