@@ -51,7 +51,7 @@ def blind(source: str, text: str, kind: str, *, windows: int, target: int) -> di
         asking = {trained: lambda prefix, rows=rows, questions=questions: rows.extend(prefix.ask(questions))}
         seen = torch.from_numpy(told.ids[layout.asked_at - trained : layout.asked_at + 1])
         reader.window_losses(seen, asking=asking)
-        found.append(groups_of(told.facts, dict(zip(numbers, rows, strict=True))))
+        found.append(groups_of((told.facts[index], row) for index, row in zip(numbers, rows, strict=True)))
         if number % 20 == 19:
             print(f"blind, {source.rpartition('/')[2]}, {kind}: {number + 1} of {windows} windows", flush=True)
     return {"model": source.rpartition("/")[2], "kind": kind, "trained_length": trained, "target": target,

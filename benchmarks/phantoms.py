@@ -91,15 +91,15 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
         seed=seed, minutes=math.inf,
     )  # fmt: skip
     run = prepare((model, tokenizer), settings, progress=False)
-    assert all(fact.start >= SINKS[name] for one in run.windows for fact in one.facts)
+    assert all(fact.start >= SINKS[name] for one in run.plan.windows for fact in one.facts)
     plan = replace(run.plan, positions={
         one: of if one == CROP else windowed(of, window, SINKS[name]) for one, of in run.plan.positions.items()
     })  # fmt: skip
     results = Ledger(None, kind="windows", key="")
-    jobs = plan.due(results, range(LOOKS[-1]), plan.distinct, run.filled[0].asked)
+    jobs = plan.due(LOOKS[-1], plan.distinct)
 
     def measure(job: Any, advance: Any) -> None:
-        result = read_job(run.opened.reader, plan, run.filled[job.window], job, {}, advance)
+        result = read_job(run.opened.reader, plan, job, {}, advance)
         results.add(f"{job.method}/{job.window}", result)
 
     at_once(jobs, measure, workers=fitting_workers(run.opened.reader, plan.design.target, len(jobs)))
@@ -107,7 +107,7 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
         method: [restored(WindowReading, results[f"{method}/{number}"]) for number in range(LOOKS[-1])]
         for method in plan.distinct
     }
-    return {**essentials(run.windows[: LOOKS[-1]], readings, plan.design), "kind": run.opened.teller.kind.name}
+    return {**essentials(plan.windows[: LOOKS[-1]], readings, plan.design), "kind": run.opened.teller.kind.name}
 
 
 def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ import torch
 from timing import last_level_cache
 
 from ropewalk import compiled
-from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, choice, gather
-from ropewalk.diagnosis.facts import GROUP, PlacedFact
+from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
+from ropewalk.diagnosis.facts import GROUP, PlacedFact, Window
 from ropewalk.diagnosis.plan import Design
 from ropewalk.diagnosis.rules import Decision, decide
 from ropewalk.precision import half_instructions, is_slow, slow_dtype

@@ -11,7 +11,6 @@ import pytest
 
 from ropewalk.checkpoints.sources import find
 from ropewalk.cli.app import main
-from ropewalk.diagnosis.run import doctor_command
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.serve import setting_command
@@ -73,7 +72,7 @@ def test_a_hostile_name_is_one_argument(name: str, place: Path, capsys: pytest.C
         for engine in (None, *ENGINES):
             given = arguments(place, setting_command(engine, source, "yarn", target=1024, record=Path(name, "a.json")))
             assert {os.path.abspath(source), os.path.abspath(f"{name}/a.json")} <= {*given}
-        command = doctor_command(source, DoctorSettings(text=name), kept=["--json", name], resume=True)
-        given = arguments(place, str(command))
+        command = DoctorSettings(text=name).command(source, kept=["--json", name], resume=True)
+        given = arguments(place, command)
         named = [os.path.relpath(given[place]) for place in (2, 4, 7)]
         assert (given[3], given[5:7], named) == ("--text", ["--resume", "--json"], [relative, name, name])

@@ -175,18 +175,3 @@ def test_a_command_has_few_options() -> None:
             found = found.commands[word]
         names = [each.name for each in found.params if each.param_type_name == "option" and each.name != "help"]
         assert len(names) <= (20 if command == "doctor" else 15)
-
-
-def test_a_group_lists_its_commands_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each command's line is its docstring's first, and is not cut at 80 columns."""
-    run_command("extend", "-h")
-    listed = " ".join(capsys.readouterr().out.partition("Commands:\n")[2].split())
-    commands = [command.callback for command in import_module("ropewalk.cli.extend").extend.registered_commands]
-    assert {f"extend {command.__name__}" for command in commands} == set(SUBCOMMANDS)
-    assert all(f"{one.__name__} {one.__doc__.strip().partition(chr(10))[0]}" in listed for one in commands)
-
-
-def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """A mistyped command: status 2, and the command that was probably meant."""
-    assert run_command("docter") == 2
-    assert "doctor" in capsys.readouterr().err

@@ -31,9 +31,7 @@ def test_the_whole_answer(checkpoint: Path, text: Path, tmp_path: Path, capsys: 
     printed = capsys.readouterr()
     found = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     said = " ".join(printed.out.split())
-    in_order = ["ntk = dynamic", "finds beyond", "1 window of 512 tokens of text.txt, seed 0",
-                f"model: {found['verdict']['headline']}", "Report: "]  # fmt: skip
-    assert [said.index(one) for one in in_order] == sorted(said.index(one) for one in in_order)
+    assert said.index(f"model: {found['verdict']['headline']}") < said.index("Report: ")
     assert (found["trained_length"], found["target"], found["verdict"]["action"]) == (256, 512, "unfit")
     assert "untrained or damaged" in said
     assert found["verdict"]["next"] is found["verdict"]["command"] is None

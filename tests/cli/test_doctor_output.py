@@ -21,7 +21,7 @@ from ropewalk.diagnosis.rules import Decision
 from ropewalk.diagnosis.run import DoctorRun
 from ropewalk.diagnosis.settings import DoctorSettings
 from tests.cli.doctor_runs import run_command
-from tests.diagnosis.models import small_diagnosis, with_verdict
+from tests.diagnosis.models import small_diagnosis
 
 CONFIG = {"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 512}
 EXTEND = Verdict(
@@ -35,7 +35,7 @@ EXTEND = Verdict(
 @pytest.fixture(scope="module")
 def found() -> Diagnosis:
     """A measurement of `tiny`, with a verdict to order."""
-    return with_verdict(small_diagnosis(), EXTEND)
+    return dataclasses.replace(small_diagnosis(), verdict=EXTEND)
 
 
 def printed(found: Diagnosis, width: int = 80, encoding: str = "utf-8") -> str:
@@ -108,7 +108,7 @@ def test_one_command_and_then_python_that_runs(run: DoctorRun, found: Diagnosis)
 )
 def test_every_action(found: Diagnosis, verdict: Verdict, following: str | None) -> None:
     """No command where there is nothing to run."""
-    text = printed(with_verdict(found, verdict))
+    text = printed(dataclasses.replace(found, verdict=verdict))
     assert f"tiny: {verdict.sentence}" in text
     assert ("Next:" in text) == (following is not None)
     assert following is None or f"\nNext:\n{following}\n" in text

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ropewalk.cli import doctor as module
 from ropewalk.cli.options import command_line
 from ropewalk.diagnosis.settings import DoctorSettings
-from tests.cli.doctor_runs import doctor, run_command
+from tests.cli.doctor_runs import doctor
 
 
 @pytest.fixture
@@ -76,11 +76,3 @@ def test_a_record_has_the_command_as_it_was_typed(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 0, result.output
     assert lines[0] == "ropewalk group measure a.json --text 'b c' --flag"
     assert lines[1] == f"ropewalk group measure {tmp_path / 'a.json'} --target 7 --flag"
-
-
-def test_the_help_says_what_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    """The unit of a length, and the names of an option."""
-    assert run_command("doctor", "--help") == 0
-    output = " ".join(capsys.readouterr().out.split())
-    for part in ("--target TOKENS Desired length", "--methods, --method", "--text FILE", "--resume Resume"):
-        assert part in output

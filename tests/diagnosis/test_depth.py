@@ -156,16 +156,12 @@ def test_tiny_falls_beyond_its_trained_length(found: DepthMap) -> None:
 def test_place_is_told_from_distance() -> None:
     """A model that misses the first 150 tokens, and all of longer texts; each count of the sentences follows."""
     made = blind(0, trained_length=4000, target=8000)
-    answers = tuple(
-        tuple(
-            tuple(
-                float(choice == (fact.right if window.length == 4000 and fact.start >= 150 else 0))
-                for choice in range(4)
-            )
-            for fact in window.facts
-        )
-        for window in made.windows
-    )
+
+    def answer(window: MapWindow, fact: PlacedFact) -> tuple[float, ...]:
+        chosen = fact.right if window.length == 4000 and fact.start >= 150 else 0
+        return tuple(float(choice == chosen) for choice in range(4))
+
+    answers = tuple(tuple(answer(window, fact) for fact in window.facts) for window in made.windows)
     said = "\n".join(dataclasses.replace(made, answers={"plain": answers}).sentences)
     assert "texts up to 4,000 tokens: it finds 4 of 16 facts in the first 150 tokens, and 128 of 128 later" in said
     assert "at most 4,000 tokens back: 128 of 128 in texts of that length, 16 of 64 in longer ones" in said

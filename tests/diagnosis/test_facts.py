@@ -129,8 +129,8 @@ def test_the_facts_of_runs(tmp_path: Path) -> None:
     def facts_of(part: str, seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
         settings = DoctorSettings(target=512, text=[("part", part)], state=tmp_path, seed=seed)
         run = prepare("tiny", settings, progress=False)
-        starts = sorted(window.start for window in run.windows)
-        return [(fact.name, fact.value) for one in run.filled for fact in one.facts], starts
+        starts = sorted(window.start for window in run.plan.windows)
+        return [(fact.name, fact.value) for one in run.plan.filled for fact in one.facts], starts
 
     (one, starts), (same, _), (other, _) = map(facts_of, parts)
     seeded, _ = facts_of(parts[0], seed=1)
@@ -147,9 +147,9 @@ def test_texts_of_several_languages(tmp_path: Path) -> None:
     texts = [("story", STORY[:20_000]), ("Geschichte", TEXTS["german"][0][:20_000])]
     run = prepare("tiny", DoctorSettings(target=1024, text=texts, state=tmp_path), progress=False)
     names = [{*Kind.of(run.opened.teller.kind.name, language).names} for language in ("english", "german")]
-    for window in run.windows:
+    for window in run.plan.windows:
         assert {fact.name for fact in window.facts} <= names[window.text]
-        assert len(window.facts) == len(run.layout.ranges())
+        assert len(window.facts) == len(run.plan.windows[0].facts)
 
 
 def test_names_of_the_text_are_not_used() -> None:
@@ -211,14 +211,8 @@ def test_facts_are_put_as_the_text_is(language: str, kind: str) -> None:
     ("text", "language"),
     [
         ("De oude man is niet op zee, en het is een mooie dag van de week. " * 50, "english"),  # Dutch
-        (
-            "Quel ramo del lago di Como, che volge a mezzogiorno, tra due catene non interrotte di monti, " * 50,
-            "english",
-        ),
-        (
-            "Uma noite destas, vindo da cidade, encontrei um rapaz aqui do bairro, que eu conheço de vista. " * 50,
-            "english",
-        ),
+        ("Quel ramo del lago di Como, che volge a mezzogiorno, tra due catene di monti, " * 50, "english"),
+        ("Uma noite destas, vindo da cidade, encontrei um rapaz aqui do bairro, que eu conheço. " * 50, "english"),
         ("En un lloc de la Manxa, el nom del qual no vull recordar, vivia un gentilhome de llança. " * 50, "english"),
         ("吾輩は猫である。名前はまだ無い。" * 50, "english"),  # Japanese
         ("", "english"),

@@ -16,7 +16,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
-from ropewalk.diagnosis.plan import Design, Job, Work
+from ropewalk.diagnosis.plan import Design, Job
 from ropewalk.diagnosis.reading import BROKEN, _read, _read_cropped, control_facts
 from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import DoctorSettings
@@ -59,7 +59,7 @@ class StandIn:
 def measured(loss: Any, method: str = "plain", levels: dict[int, float] | None = None) -> tuple[Any, StandIn]:
     """What `_read` makes of a stand-in."""
     reader = StandIn(loss)
-    job = Job(method, 0, "key", Work.of(TARGET))
+    job = Job.of(method, 0, "key", TARGET)
     found = _read(reader, TOLD, DESIGN, job, {} if levels is None else levels, lambda tokens: None)  # type: ignore[arg-type]
     return found, reader
 

@@ -26,11 +26,11 @@ from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis import prepare as prepare_module
 from ropewalk.diagnosis.evidence import WindowReading, choice
 from ropewalk.diagnosis.page import page_of
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Work
+from ropewalk.diagnosis.plan import CROP, PLAIN, Job
 from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.reading import Pace, at_once
 from ropewalk.diagnosis.record import Diagnosis, restored
-from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, doctor_command
+from ropewalk.diagnosis.run import DoctorRun, RunInterrupted
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
@@ -58,9 +58,9 @@ def answer(run: DoctorRun) -> Diagnosis:
 def opened_once(run: DoctorRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model and the text of `run`, for tests of what is planned."""
 
-    def opened(_: object, settings: DoctorSettings, __: object = None) -> Any:
+    def opened(_: object, settings: DoctorSettings, __: object, clock: Any) -> Any:
         minutes = settings.minutes or prepare_module.CPU_MINUTES
-        return dataclasses.replace(run.opened, settings=settings, minutes=minutes)
+        return dataclasses.replace(run.opened, settings=settings, minutes=minutes, clock=clock, began=clock())
 
     monkeypatch.setattr(prepare_module, "open_model", opened)
 
@@ -96,7 +96,9 @@ def test_a_copy_of_the_built_in_model_is_measured_like_it(tmp_path: Path) -> Non
 
 def answers(run: DoctorRun, answer: Diagnosis, model: object, engine: str | None = "python") -> Diagnosis:
     """The same measurement, as if it had been one of another model or for another engine."""
-    opened = dataclasses.replace(run.opened, model=model, settings=dataclasses.replace(run.settings, engine=engine))
+    opened = dataclasses.replace(
+        run.opened, model=model, settings=dataclasses.replace(run.opened.settings, engine=engine)
+    )
     return dataclasses.replace(run, opened=opened).diagnosis(answer.looks, None)
 
 
@@ -194,7 +196,7 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
     assert stopped.value.diagnosis.verdict.stopped == "Ctrl-C"
     assert stopped.value.kept >= 4
     resumed = prepare("tiny", dataclasses.replace(settings, resume=True), False)
-    assert resumed.resumed == stopped.value.kept
+    assert len(resumed.ledger) == stopped.value.kept
     again = resumed.measure(False)
     for name, of in again.readings.items():
         assert len(of) == 2
@@ -229,24 +231,11 @@ def test_three_methods_are_compared(
     engine: str | None, minutes: float | None, methods: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first three that the engine runs, or fewer, with a note, if the first answer would take too long."""
-    monkeypatch.setattr(prepare_module, "try_out", lambda *_, **__: Pace(10 / 512, 0))  # ten seconds a reading
-    monkeypatch.setattr("ropewalk.diagnosis.reading.fitting_workers", lambda *_: 1)
+    monkeypatch.setattr(Pace, "seconds", lambda _, jobs: 17.0 * len(jobs))
     settings = DoctorSettings(text=TEXT, target=512, engine=engine, minutes=minutes, state=tmp_path)
     run = prepare("tiny", settings, False, clock=lambda: 0.0)
     assert run.plan.distinct == (PLAIN, *methods, CROP)
     assert bool(run.notes) == (minutes is not None)
-
-
-@pytest.mark.usefixtures("opened_once")
-@pytest.mark.parametrize(("seconds", "fast", "noted"), [(60, True, True), (60, False, False), (1, True, False)])
-def test_a_slow_run_names_a_faster_dtype(
-    seconds: int, fast: bool, noted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """float32 is the default, so that every machine gives the same numbers."""
-    monkeypatch.setattr(prepare_module, "try_out", lambda *_, **__: Pace(seconds / 512, 0))
-    monkeypatch.setattr(prepare_module, "fast_bfloat16", lambda _: fast)
-    run = prepare("tiny", DoctorSettings(text=TEXT, target=512, methods="dca", state=tmp_path), False)
-    assert any("--dtype auto" in note for note in run.notes) == noted
 
 
 def test_the_best_of_many_is_measured_once_more(tmp_path: Path) -> None:
@@ -257,10 +246,10 @@ def test_the_best_of_many_is_measured_once_more(tmp_path: Path) -> None:
     found = run.measure(False)
     best, many = found.verdict.method, found.evidence.windows
     assert best is not None
-    read = restored(WindowReading, run.ledger[run.plan.key(best, many)])
-    right = sum(choice(row) == fact.right for row, fact in zip(read.answers, run.windows[many].facts, strict=True)
-                if fact.far)  # fmt: skip
-    assert f"In a fresh window, which had no part in the choice, it finds {right} of {run.layout.far}." in str(found)
+    read, facts = restored(WindowReading, run.ledger[run.plan.key(best, many)]), run.plan.windows[many].facts
+    right = sum(choice(row) == fact.right for row, fact in zip(read.answers, facts, strict=True) if fact.far)
+    far = sum(fact.far for fact in facts)
+    assert f"In a fresh window, which had no part in the choice, it finds {right} of {far}." in str(found)
     assert sum(run.plan.key(name, many) in run.ledger for name in run.plan.distinct) == 1
     assert len(found.readings[best]) == many
 
@@ -276,7 +265,7 @@ class Lines(SilentProgress):
 @pytest.mark.usefixtures("opened_once")
 def test_the_minutes(tmp_path: Path) -> None:
     """What does not fit is refused before any work, with the command that fits."""
-    ticks = iter(range(0, 10**9, 40))
+    ticks = iter(range(0, 10**9, 70))
     settings = DoctorSettings(text=TEXT, methods="yarn", target=1024, minutes=1.0, state=tmp_path)
     with pytest.raises(RopeError, match="longer than --minutes") as refused:
         prepare("tiny", settings, False, clock=lambda: float(next(ticks)))
@@ -310,20 +299,19 @@ def test_a_text_that_is_too_short_names_what_would_do(tmp_path: Path) -> None:
     encoding = rw.load("tiny").tokenizer
     words = encoding.decode(encoding.encode(novel(40_000, 9_000))[: int(least) + 2])
     run = prepare("tiny", DoctorSettings(text=[("a", words)], state=tmp_path), False)
-    assert 256 < int(least) <= run.layout.target < int(least) + 9
+    assert 256 < int(least) <= run.plan.design.target < int(least) + 9
     run = prepare("tiny", DoctorSettings(text=SHORT, target=1024, methods="dca", state=tmp_path), False)
     assert any("characters" in note for note in run.notes)
 
 
 def test_the_command_of_another_run() -> None:
     settings = DoctorSettings(text="my text.txt", methods="yarn,ntk", minutes=5.0, windows=2, state="kept")
-    assert doctor_command("m.gguf", settings, kept=["--json", "a.json"]) is None
-    command = doctor_command("m.gguf", settings, kept=["--json", "a.json"], minutes=20.0, resume=True)
+    command = settings.command("m.gguf", kept=["--json", "a.json"], minutes=20.0, resume=True)
     assert command == (
         "ropewalk doctor m.gguf --text 'my text.txt' --methods yarn,ntk --minutes 20 --windows 2 --resume --state kept "
         "--json a.json"
     )
-    spoken = doctor_command(object(), DoctorSettings(text=[("a", "b")]), minutes=math.inf)
+    spoken = DoctorSettings(text=[("a", "b")]).command(object(), minutes=math.inf)
     assert spoken == "rw.doctor(model, text=text, minutes=inf)"
 
 
@@ -333,13 +321,11 @@ def test_more_windows_keep_the_results_of_few(tmp_path: Path) -> None:
     first = prepare("tiny", settings, False)
     assert first.looks == (1,)
     measured = first.measure(False)
+    assert measured.verdict.next is None or "resume=True" in measured.verdict.next
     following = prepare("tiny", dataclasses.replace(settings, windows=None, resume=True), False)
-    assert following.resumed == 3
+    assert len(following.ledger) == 3
     assert following.looks == (1, 2, 4, 8)
-    assert following.windows[:1] == measured.windows
-    assert (
-        measured.verdict.next is None or "--resume" in measured.verdict.next or "resume=True" in measured.verdict.next
-    )
+    assert following.plan.windows[:1] == measured.windows
 
 
 def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
@@ -347,7 +333,7 @@ def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
     the answer: no more windows follow."""
     settings = DoctorSettings(text=TEXT, target=512, methods="dca", engine="python", minutes=5.0, state=tmp_path)
     run = prepare("tiny", settings, False)
-    late = dataclasses.replace(run, clock=lambda: run.began + 301.0)
+    late = dataclasses.replace(run, opened=dataclasses.replace(run.opened, clock=lambda: run.opened.began + 301.0))
     shown = Lines()
     found = late.measure(shown)
     assert found.evidence.windows == 1
@@ -355,7 +341,8 @@ def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
     assert shown.lines[-1] == f"After 1 window: {found.verdict.headline}"
     clock = iter([0.0] * 3 + [1e6] * 1000)  # the time is over while the second window is read
     shown.lines.clear()
-    found = dataclasses.replace(run, clock=lambda: run.began + next(clock)).measure(shown)
+    opened = dataclasses.replace(run.opened, clock=lambda: run.opened.began + next(clock))
+    found = dataclasses.replace(run, opened=opened).measure(shown)
     assert found.verdict.stopped == "minutes"
     assert shown.lines[-2:] == [
         f"After 1 window: {found.verdict.headline} More windows follow.",
@@ -384,7 +371,7 @@ def test_the_last_job_has_every_core() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        at_once([Job("plain", 0, key, Work.of(1)) for key in threads], measure, workers=2)
+        at_once([Job.of("plain", 0, key, 1) for key in threads], measure, workers=2)
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)

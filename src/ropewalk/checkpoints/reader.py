@@ -81,10 +81,13 @@ class Reader:
         handle = attachment_of(self.model)
         return self._own if handle is None else handle.positions
 
-    def config_under(self, method: str, reach: Reach) -> dict[str, Any] | None:
-        """Return the keys of config.json under a method, nested as there; None if none express it."""
+    def config_under(self, method: str, reach: Reach, length: int | None = None) -> dict[str, Any] | None:
+        """Return the keys of config.json under a method, nested as there; None if none express it.
+
+        `length`: stated instead of the target.
+        """
         whole, config = self.model.config, text_config_of(self.model)
-        fields = fields_under(config.to_dict(), self.positions, method, reach)
+        fields = fields_under(config.to_dict(), self.positions, method, reach, length)
         part = None if config is whole else next((key for key, value in vars(whole).items() if value is config), None)
         return None if isinstance(fields, str) else fields if part is None else {part: fields}
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,13 +18,12 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact
-from ropewalk.diagnosis.plan import CROP, Design, Job, Work
+from ropewalk.diagnosis.plan import CROP, Design, Job
 from ropewalk.diagnosis.prepare import open_model, plan_of
-from ropewalk.diagnosis.reading import answers_of, at_once, duration, fitting_workers, seconds_at_once, try_out
+from ropewalk.diagnosis.reading import answers_of, at_once, duration, fitting_workers
 from ropewalk.diagnosis.record import Diagnosis, Measurement, aligned
-from ropewalk.diagnosis.run import SAFETY, Opened, RunInterrupted
+from ropewalk.diagnosis.run import Opened, RunInterrupted, resumed
 from ropewalk.diagnosis.settings import DoctorSettings
-from ropewalk.errors import RopeError
 from ropewalk.figures.style import tokens
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.statistics import counted
@@ -84,9 +81,8 @@ class DepthMap(Measurement):
         """Count what a method finds in the groups of which `keep(length, fact)` is true for all four facts."""
         groups = []
         for window, rows in zip(self.windows, self.answers[method], strict=True):
-            facts = zip(window.facts, rows, strict=True)
-            kept = {number: row for number, (fact, row) in enumerate(facts) if keep(window.length, fact)}
-            groups += groups_of(window.facts, kept)
+            answers = zip(window.facts, rows, strict=True)
+            groups += groups_of((fact, row) for fact, row in answers if keep(window.length, fact))
         return Found.of(groups, confidence=0.95)
 
     def cells(self, method: str) -> list[list[Found]]:
@@ -247,33 +243,24 @@ def depth_map(
     >>> list(depth_map("tiny", target=512, methods="dca", windows=1, progress=False).answers)
     ['plain', 'dca']
     """
-    began, given = time.perf_counter(), given or DoctorSettings(**settings)
+    given = given or DoctorSettings(**settings)
     opened = open_model(model, given, progress)
-    reader, pace = opened.reader, None
+    reader = opened.reader
     for target in opened.targets:
-        plan = plan_of(opened, target, 1).plan
+        plan = plan_of(opened, target, 1)
         methods = [name for name in plan.distinct if name != CROP][: None if given.method_names else 2]
         rows, beginning, windows = fill(opened, target)
         jobs = [
-            Job(name, number, plan.key(name, number), Work.of(len(one.ids), asked=one.asked))
+            Job.of(name, number, plan.key(name, number), len(one.ids), asked=one.asked)
             for number, (_, one) in enumerate(windows)
             for name in methods
         ]
-        workers = fitting_workers(reader, target, len(jobs))
-        pace = pace or try_out(reader, windows[0][1].ids, workers=workers)
-        needed = SAFETY * seconds_at_once(reader, target, jobs, pace.of_job)
-        whole_time = time.perf_counter() - began + needed
-        if whole_time <= 60 * opened.minutes:
+        if opened.fits(jobs):
             break
     else:
-        command = opened.command(kept=("--map", *kept), minutes=float(math.ceil(whole_time / 60)))
-        raise RopeError(
-            "doctor: the map takes longer than --minutes allows.",
-            facts={"minutes": opened.minutes, "needed": duration(needed), "target": target},
-            cure=f"Run: {command}.",
-        )
+        raise opened.too_long("map", opened.spent + opened.pace.seconds(jobs), target, ("--map", *kept))
     depends = opened.trained, target, opened.teller.kind.name
-    ledger, saved = opened.ledger(KIND, MAP_FORMAT, [one for _, one in windows], *depends)
+    ledger = opened.ledger(KIND, MAP_FORMAT, [one for _, one in windows], *depends)
 
     def measure(job: Job, advance: Advance) -> None:
         rows = answers_of(reader.under(plan.positions[job.method]), windows[job.window][1], advance=advance)
@@ -281,14 +268,16 @@ def depth_map(
 
     with ledger.at_work(), shown("doctor", progress) as display:
         spans = f"{windows[-1][0].length:,} to {target:,} tokens under {', '.join(methods)}"
-        notes = [f"Resumed: {counted(saved, 'result')} saved before."] if saved else []
-        count = counted(len(windows), "window")
-        for note in [*notes, f"The map takes about {duration(needed)}: {count} of {spans}."]:
+        notes, about = (
+            resumed(ledger),
+            f"about {duration(opened.pace.seconds(jobs))}: {counted(len(windows), 'window')}",
+        )
+        for note in [*notes, f"The map takes {about} of {spans}."]:
             say(display, note)
         due = [job for job in jobs if job.key not in ledger]
-        expect(display, sum(job.work.tokens for job in due))
+        expect(display, sum(job.tokens for job in due))
         try:
-            at_once(due, measure, workers=workers, progress=display)
+            at_once(due, measure, workers=fitting_workers(reader, target, len(due)), progress=display)
         except KeyboardInterrupt as stop:
             raise RunInterrupted(len(ledger), len(jobs) - len(ledger)) from stop
     answers = {name: tuple(tuple(map(tuple, ledger[job.key]["answers"])) for job in jobs if job.method == name)
@@ -297,7 +286,7 @@ def depth_map(
         name=reader.name, trained_length=opened.trained, target=target, kind=opened.teller.kind.name,
         texts=tuple(text.name for text in opened.texts), seed=given.seed, rows=rows, beginning=beginning,
         windows=tuple(window for window, _ in windows), answers=answers,
-        environment=opened.environment(time.perf_counter() - began),
+        environment=opened.environment(),
         notes=(*([] if opened.scaling is None else [str(opened.scaling["sentence"])]), *notes),
     )  # fmt: skip
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, PlacedFact
+from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, PlacedFact, Window
 from ropewalk.diagnosis.plan import Design
 from ropewalk.methods import METHODS
 from ropewalk.statistics import t_quantile
@@ -138,17 +138,6 @@ def _curves() -> tuple[Floats, npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
-    """One window: its text's number, its first token there, its facts, and the tokens counted in each block."""
-
-    text: int
-    start: int
-    facts: tuple[PlacedFact, ...]
-    counted: tuple[int, ...]
-    frequencies: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class WindowReading:
     """The results of one method in one window.
 
@@ -170,11 +159,10 @@ def choice(answers: Sequence[float]) -> int:
     return max(range(len(answers)), key=answers.__getitem__)
 
 
-def groups_of(facts: Sequence[PlacedFact], answers: Mapping[int, Sequence[float]]) -> list[list[int]]:
-    """Return the choices made in each group, by the numbers of the facts that were asked for; whole groups only."""
+def groups_of(answers: Iterable[tuple[PlacedFact, Sequence[float]]]) -> list[list[int]]:
+    """Return the choices made in each group, from the facts of a window that were asked for; whole groups only."""
     groups: dict[int, dict[int, int]] = {}
-    for number, row in answers.items():
-        fact = facts[number]
+    for fact, row in answers:
         groups.setdefault(fact.group, {})[fact.right] = choice(row)
     return [[group[right] for right in range(GROUP)] for _, group in sorted(groups.items()) if len(group) == GROUP]
 
@@ -233,9 +221,7 @@ class Evidence:
         return next((one for one in self.rivals if (one.method, one.other) == (method, other)), None)
 
 
-def gather(
-    windows: Sequence[Window], readings: Mapping[str, Sequence[WindowReading]], design: Design
-) -> Evidence:  # fmt: skip
+def gather(windows: Sequence[Window], readings: Mapping[str, Sequence[WindowReading]], design: Design) -> Evidence:
     """Return the evidence of all readings; plain is among them, and crop if the target exceeds the trained length.
 
     - `windows`: in order; a method has readings of the first ones.
@@ -262,16 +248,16 @@ def gather(
 
     standings, right = {}, dict[str, dict[tuple[int, int], bool]]()
     for name, of in readings.items():
-        crops, read = name == "crop", [*zip(windows, of, strict=False)]
+        crops, read = name == "crop", zip(windows, of, strict=False)
+        answered = [[*zip(window.facts, one.answers, strict=False)] for window, one in read]  # empty: not asked
         beyond, near = (
-            found([group for window, one in read for group in groups_of(window.facts, {
-                number: row for number, row in enumerate(one.answers) if window.facts[number].far == far
-            })]) for far in (True, False)
-        )  # fmt: skip
+            found([group for of in answered for group in groups_of(pair for pair in of if pair[0].far == far)])
+            for far in (True, False)
+        )
         hits = right[name] = {
-            (number, index): choice(row) == window.facts[index].right
-            for number, (window, one) in enumerate(read)
-            for index, row in enumerate(one.answers)
+            (number, index): choice(row) == fact.right
+            for number, of in enumerate(answered)
+            for index, (fact, row) in enumerate(of)
         }
         facts = [windows[number].facts[index] for number, index in hits]
         half = None if beyond is None else Half.fit([target - one.start for one in facts], [*hits.values()], target)
@@ -287,7 +273,7 @@ def gather(
     control = [
         group
         for window, one in zip(windows, readings["plain"], strict=False)
-        for group in groups_of(window.facts, one.control)
+        for group in groups_of((window.facts[number], row) for number, row in one.control.items())
     ]
     many = max(1, sum(METHODS[name].extends for name in right))
     pairs = (_more(pair, right, windows, comparisons=many) for pair in itertools.permutations(right, 2))

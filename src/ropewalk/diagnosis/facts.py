@@ -131,6 +131,20 @@ class PlacedFact:
     told: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One window: its text's number, its first token there, its facts, and the tokens counted in each block.
+
+    - `frequencies`: the loss of token frequencies within the trained length, in nats per token.
+    """
+
+    text: int
+    start: int
+    facts: tuple[PlacedFact, ...]
+    counted: tuple[int, ...]
+    frequencies: float
+
+
 @dataclass(frozen=True)
 class Layout:
     """How many facts a window has, and where. Lengths are in tokens.

@@ -44,15 +44,14 @@ class Picture:
 
 def strip_rows(diagnosis: Diagnosis) -> list[StripRow]:
     """Return the rows of the strip of facts, in the order of the table."""
-    rows = []
-    for one in diagnosis.ranked:
-        of = one.beyond or one.near
-        note = "gave up: its loss broke down" if one.broken else diagnosis.result(one.method) if one.beyond else ""
-        rows.append(
-            StripRow(name=diagnosis.labels[one.method], look=look_of(one.method), lanes=diagnosis.facts(one.method),
-                trained=diagnosis.trained_length, count="" if of is None else str(of), note=note)
-        )  # fmt: skip
-    return rows
+    return [
+        StripRow(
+            name=diagnosis.labels[one.method], look=look_of(one.method), lanes=diagnosis.facts(one.method),
+            trained=diagnosis.trained_length, count=str(one.beyond or one.near or ""),
+            note="gave up: its loss broke down" if one.broken else diagnosis.result(one.method) if one.beyond else "",
+        )
+        for one in diagnosis.ranked
+    ]  # fmt: skip
 
 
 def _reach(one: Standing) -> int | None:

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ropewalk.checkpoints.reader import Reader
-from ropewalk.diagnosis.facts import Wording
+from ropewalk.diagnosis.facts import Filled, Window, Wording
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
@@ -120,73 +120,74 @@ class Design:
         return [starts[number] for number in random.permutation(windows)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One window under one method. `key`: in the ledger. `tokens`, `pairs` of a query and a key: its work."""
+
+    method: str
+    window: int
+    key: str
+    tokens: int
+    pairs: float
+
+    @classmethod
+    def of(cls, method: str, window: int, key: str, tokens: int, *, asked: int = 0, times: int = 1) -> Job:
+        """Return the job of `times` texts of `tokens` tokens, with so many tokens of questions at the end of one.
+
+        >>> Job.of("plain", 0, "key", 3, asked=2)
+        Job(method='plain', window=0, key='key', tokens=5, pairs=12.0)
+        """
+        pairs = times * tokens * (tokens + 1) / 2 + asked * tokens
+        return cls(method, window, key, times * tokens + asked, pairs)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The methods of a run in order, the positions of each, and the methods that share numbers.
+    """What is measured for one target: the positions of each method, in order, and the windows.
 
-    - `same_as`: maps a method to an earlier one with equal frequencies at this length. `own`: the model's positions.
-    - `configs`: the keys of config.json under each method; None if none express it.
+    - `same_as`: maps a method to an earlier one with equal frequencies at this length.
+    - `configs`: the keys of config.json under each method; None if none express it. `engines`: those that can run it.
+    - `filled`: the windows of `texts` with their facts. `windows`: the same for the evidence.
     """
 
     design: Design
-    own: ModelRopes
     positions: Mapping[str, ModelRopes]
     same_as: Mapping[str, str]
     configs: Mapping[str, dict[str, Any] | None]
+    engines: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    texts: tuple[Text, ...] = ()
+    filled: tuple[Filled, ...] = ()
+    windows: tuple[Window, ...] = ()
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        return {name: fingerprint(positions) for name, positions in self.positions.items()}
 
     @property
     def distinct(self) -> tuple[str, ...]:
         """Return the methods with numbers of their own."""
         return tuple(name for name in self.positions if name not in self.same_as)
 
+    @property
+    def first(self) -> list[Job]:
+        """Return the jobs of the first answer."""
+        return self.due(1, self.distinct)
+
     def key(self, method: str, window: int) -> str:
         """Return a job's key in the ledger, which contains a digest of the method's positions."""
-        return f"{method}/{_digest_of(self.positions[method])}/{window}"
+        return f"{method}/{self._digests[method]}/{window}"
 
-    def due(self, ledger: Ledger, windows: range, methods: Collection[str], asked: int) -> tuple[Job, ...]:
-        """Return the jobs without a result in the ledger, by window.
-
-        - `asked`: tokens of the questions about one window.
-        """
-        of, whole = self.design, Work.of(self.design.target, asked=asked)
-        return tuple(
-            Job(name, window, key,
-                Work.of(of.trained_length, times=len(of.crop_steps(window))) if name == CROP else whole)
-            for window in windows for name in self.distinct
-            if name in methods and (key := self.key(name, window)) not in ledger
-        )  # fmt: skip
-
-
-@cache
-def _digest_of(positions: ModelRopes) -> str:
-    return fingerprint(positions)
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """The work of processing texts: tokens, and pairs of a query and a key."""
-
-    tokens: int
-    pairs: float
-
-    @classmethod
-    def of(cls, tokens: int, *, asked: int = 0, times: int = 1) -> Work:
-        """Return the work of `times` texts of `tokens` tokens, and of so many tokens of questions at the end of one.
-
-        >>> Work.of(3), Work.of(3, asked=2)
-        (Work(tokens=3, pairs=6.0), Work(tokens=5, pairs=12.0))
-        """
-        return cls(times * tokens + asked, times * tokens * (tokens + 1) / 2 + asked * tokens)
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One window under one method. `key`: in the ledger."""
-
-    method: str
-    window: int
-    key: str
-    work: Work
+    def due(self, windows: int, methods: Collection[str], saved: Ledger | tuple[()] = ()) -> list[Job]:
+        """Return the jobs of these methods in the first windows, by window, but those whose key is in `saved`."""
+        jobs, of = list[Job](), self.design
+        for window in range(windows):
+            for name in (name for name in self.distinct if name in methods):
+                key = self.key(name, window)
+                if name == CROP:
+                    jobs.append(Job.of(name, window, key, of.trained_length, times=len(of.crop_steps(window))))
+                else:
+                    jobs.append(Job.of(name, window, key, of.target, asked=self.filled[0].asked))
+        return [job for job in jobs if job.key not in saved]
 
 
 def runs_in(engine: str | None, engines: Sequence[str]) -> bool:
@@ -217,7 +218,7 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
             if first != name:
                 same_as[name] = first
     configs = {name: None if METHODS[name].crops else reader.config_under(name, reach) for name in chosen}
-    return Plan(design=design, own=own, positions=positions, same_as=same_as, configs=configs)
+    return Plan(design=design, positions=positions, same_as=same_as, configs=configs)
 
 
 def _angles(positions: ModelRopes, seq_len: int) -> object:

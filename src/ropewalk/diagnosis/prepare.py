@@ -7,6 +7,7 @@ import filecmp
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,17 @@ from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
-from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Window, groups_of
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller
-from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Job, Plan, Text, make_plan, runs_in
-from ropewalk.diagnosis.reading import Clock, answers_of, duration, fitting_workers, seconds_at_once, try_out
+from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
+from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
+from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Plan, Text, make_plan, runs_in
+from ropewalk.diagnosis.reading import Clock, Pace, answers_of, duration
 from ropewalk.diagnosis.record import Diagnosis
-from ropewalk.diagnosis.run import SAFETY, TIMES, DoctorRun, Opened, Planned
+from ropewalk.diagnosis.run import TIMES, DoctorRun, Opened
 from ropewalk.diagnosis.scaling import settle_reading
-from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource
+from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, listed
 from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
-from ropewalk.precision import chosen_dtype, fast_bfloat16
+from ropewalk.precision import chosen_dtype
 from ropewalk.progress import Progress, shown
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.plan import ServeConfig, serving_plan
@@ -43,7 +43,6 @@ JOB_FORMAT = 9  # of a result and of how it is measured: a change of either take
 BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
 COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs,
 MOST_COMPARED = 3  # at most so many of them
-SLOW = 120.0  # seconds of a first answer, from which on a faster dtype is named
 TRIED = 1024  # most tokens that are read to choose the kind of facts
 ASKED, CLEAR = 32, 0.7  # facts of a kind; with such a share of half of them found, no other kind is tried
 
@@ -114,12 +113,15 @@ def doctor(
     return prepare(model, settings, progress).measure(progress)
 
 
-def open_model(model: object, settings: DoctorSettings, progress: Progress | bool | None = None) -> Opened:
+def open_model(
+    model: object, settings: DoctorSettings, progress: Progress | bool | None = None, clock: Clock = time.perf_counter
+) -> Opened:
     """Load the model, encode the texts and choose the kind of facts; arguments as for `doctor`.
 
     If it is unknown whether the model was trained with the scaling in its config, this is measured here, because all
     lengths depend on it.
     """
+    began = clock()
     source, reader, dtype_choice = _open(model, settings)
     tokenizer = reader.tokenizer
     if tokenizer is None:
@@ -133,16 +135,17 @@ def open_model(model: object, settings: DoctorSettings, progress: Progress | boo
     if unsettled(reader.positions) is not None:
         with shown("doctor", progress) as display:
             reader, scaling = settle_reading(reader, [text.tokens for text in texts], settings, display)
-    source = source.known_from(reader.positions)
     trained = required_trained_length(reader.positions, settings.trained_length)
     if settings.text is None and _longest(texts) < (settings.target or TIMES[0] * trained):
         texts = Text.encode([read_text(None)], tokenizer)
-    vocabulary = max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1)
-    minutes = settings.minutes or (CPU_MINUTES if reader.device.type == "cpu" else math.inf)
+    teller = _teller(reader, tokenizer, texts, trained, settings)
     return Opened(
-        model=model, settings=settings, source=source, reader=reader, dtype_choice=dtype_choice, texts=texts,
-        scaling=scaling, trained=trained, vocabulary=vocabulary, minutes=minutes,
-        teller=_teller(reader, tokenizer, texts, trained, settings),
+        model=model, settings=settings, source=source.known_from(reader.positions), reader=reader,
+        dtype_choice=dtype_choice, texts=texts, scaling=scaling, trained=trained, teller=teller,
+        pace=Pace.of(reader, max((text.tokens for text in texts), key=len)),
+        vocabulary=max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1),
+        minutes=settings.minutes or (CPU_MINUTES if reader.device.type == "cpu" else math.inf), began=began,
+        clock=clock,
     )  # fmt: skip
 
 
@@ -160,62 +163,37 @@ def prepare(
     `kept`: words of the command line, such as --json FILE, to repeat in the next command. `record`: the file into which
     the diagnosis will be written.
     """
-    began = clock()
-    opened = open_model(model, settings, progress)
-    reader, minutes = opened.reader, opened.minutes
-    of_path = isinstance(model, str | Path)
-    notes = [] if of_path or opened.dtype_choice is None else [opened.dtype_choice]
-    fewer = range(MOST_COMPARED, 0 if settings.target else 1, -1) if not settings.method_names else [MOST_COMPARED]
-    tries = [(target, most) for target in opened.targets for most in fewer]
-    asked = chosen = plan_of(opened, *tries[0])
-    workers = fitting_workers(reader, chosen.layout.target, len(_first_jobs(chosen)))
-    pace = try_out(reader, chosen.filled[0].ids, workers=workers, clock=clock)
-
-    def needed_by(planned: Planned) -> float:
-        return SAFETY * seconds_at_once(reader, planned.layout.target, _first_jobs(planned), pace.of_job)
-
-    needed = needed_by(asked)
-    while (over := clock() - began + needed_by(chosen) > 60 * minutes) and (tries := tries[1:]):
-        try:
-            chosen = plan_of(opened, *tries[0])
-        except RopeError:  # too short for facts
+    opened = open_model(model, settings, progress, clock)
+    fewer = [MOST_COMPARED] if settings.method_names else range(MOST_COMPARED, 0 if settings.target else 1, -1)
+    first, *others = [(target, most) for target in opened.targets for most in fewer]
+    asked = chosen = plan_of(opened, *first)
+    for one in others:
+        if opened.fits(chosen.first):
             break
-    if over:
-        command = opened.command(kept=kept, minutes=float(math.ceil((needed + clock() - began) / 60)))
+        with suppress(RopeError):  # too short for facts
+            chosen = plan_of(opened, *one)
+    seconds = opened.pace.seconds(asked.first)
+    if not opened.fits(chosen.first):
         less = " Fewer --methods or a shorter --target take less." if settings.target or settings.methods else ""
-        raise RopeError(
-            "doctor: the first answer takes longer than --minutes allows.",
-            facts={"minutes": minutes, "needed": duration(needed + clock() - began), "target": asked.layout.target},
-            cure=f"Run: {command}.{less}",
-        )
+        raise opened.too_long("first answer", opened.spent + seconds, asked.design.target, kept, less)
+    design = chosen.design
+    notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
     if chosen is not asked:
         notes.append(
-            f"With {asked.layout.target:,} tokens and {', '.join(asked.plan.distinct)}, the first answer takes about "
-            f"{duration(needed)}, more than --minutes {minutes:g}. Measured is {', '.join(chosen.plan.distinct)} with "
-            f"{chosen.layout.target:,} tokens."
+            f"With {asked.design.target:,} tokens and {', '.join(asked.distinct)}, the first answer takes about "
+            f"{duration(seconds)}, more than --minutes {opened.minutes:g}. Measured is {', '.join(chosen.distinct)} "
+            f"with {design.target:,} tokens."
         )
     notes += _short_text(chosen, opened.texts)
-    slow = of_path and reader.dtype == torch.float32 and needed_by(chosen) > SLOW
-    if slow and fast_bfloat16(settings.device):
-        notes.append("This machine multiplies bfloat16 faster than float32: --dtype auto takes less time.")
-    design = chosen.plan.design
-    depends = repr(design), repr(opened.teller.kind.name)
-    ledger, resumed = opened.ledger(KIND, JOB_FORMAT, chosen.filled, *depends)
+    ledger = opened.ledger(KIND, JOB_FORMAT, chosen.filled, repr(design), repr(opened.teller.kind.name))
     audits = audits_of(opened.source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
-        plan=chosen.plan, texts=chosen.texts, layout=chosen.layout, filled=chosen.filled, windows=chosen.windows,
-        engines=chosen.engines, opened=opened, ledger=ledger, resumed=resumed, pace=pace, notes=tuple(notes),
-        inspection=inspection(opened.source.name, audits, findings_of(opened.source)), began=began,
-        clock=clock, kept=tuple(kept), record=record,
+        opened=opened, plan=chosen, ledger=ledger, notes=tuple(notes), kept=tuple(kept), record=record,
+        inspection=inspection(opened.source.name, audits, findings_of(opened.source)),
     )  # fmt: skip
 
 
-def _first_jobs(planned: Planned) -> tuple[Job, ...]:
-    """Return the jobs of the first answer."""
-    return planned.plan.due(Ledger(None, kind=KIND, key=""), range(1), planned.plan.distinct, planned.filled[0].asked)
-
-
-def plan_of(opened: Opened, target: int, most_compared: int) -> Planned:
+def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
     """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply.
 
     - `most_compared`: methods, if none is named.
@@ -242,44 +220,43 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Planned:
     place = {name: number for number, name in enumerate(names)}
     last = len(place)
     order = sorted(plan.positions, key=lambda x: (x != PLAIN, x == CROP, not runs.get(x, True), place.get(x, last)))
-    plan = dataclasses.replace(plan, positions={name: plan.positions[name] for name in order})
     layout, told, filled, windows = teller.layout(trained, target), set[tuple[str, str]](), [], []
     for text, start in design.places([len(text.tokens) for text in texts]):
         of = texts[text]
         seed, body = (settings.seed, of.digest, start), of.tokens[start : start + target]
         filled.append(teller.fill(layout, body, seed=seed, told=told, wording=of.wording))
         windows.append(_entry(design, of, text, start, filled[-1], opened.vocabulary))
-    return Planned(
-        plan=plan, texts=texts, layout=layout, filled=tuple(filled), windows=tuple(windows), engines=engines
+    return dataclasses.replace(
+        plan, positions={name: plan.positions[name] for name in order}, engines=engines, texts=texts,
+        filled=tuple(filled), windows=tuple(windows),
     )  # fmt: skip
 
 
 def _entry(design: Design, text: Text, number: int, start: int, filled: Filled, vocabulary: int) -> Window:
     """Return a window's entry in the evidence, with the loss of token frequencies within the trained length."""
     outside, within = [*text.tokens[:start], *text.tokens[start + design.target :]], slice(1, design.trained_length)
-    counts = np.bincount(np.asarray(outside, dtype=np.int64), minlength=vocabulary)
-    loss = frequency_loss(counts, filled.ids[within][filled.counted[within]], vocabulary)
+    loss = frequency_loss(outside, filled.ids[within][filled.counted[within]], vocabulary)
     counted = tuple(int(filled.counted[first:end].sum()) for first, end in design.blocks)
     return Window(text=number, start=start, facts=filled.facts, counted=counted, frequencies=loss)
 
 
-def frequency_loss(outside: np.ndarray, ids: np.ndarray, vocab_size: int) -> float:
+def frequency_loss(outside: Sequence[int], ids: np.ndarray, vocab_size: int) -> float:
     """Return the mean loss of a unigram model on token ids, in nats per token.
 
-    A token that occurs c times among N tokens, T of them distinct, has the probability (c + T / V) / (N + T).
-
-    - `outside`: int64 `[vocab_size]`, the count of each token in the text outside the window.
+    A token that occurs c times among the N tokens `outside` the window, T of them distinct, has the probability
+    (c + T / V) / (N + T).
 
     **Source:** Witten and Bell 1991 (method C), interpolated with the uniform distribution as in Chen and Goodman 1999,
     "An empirical study of smoothing techniques for language modeling", section 2.
 
-    >>> round(frequency_loss(np.zeros(2, dtype=np.int64), np.array([0, 0]), 2), 4)  # no token outside: log 2
+    >>> round(frequency_loss([], np.array([0, 0]), 2), 4)  # no token outside: log 2
     0.6931
     """
-    total, distinct = int(outside.sum()), int(np.count_nonzero(outside))
-    if not total:
+    if not outside:
         return math.log(vocab_size)
-    return float(-np.log((outside[ids] + distinct / vocab_size) / (total + distinct)).mean())
+    counts = np.bincount(np.asarray(outside, dtype=np.int64), minlength=vocab_size)
+    distinct = int(np.count_nonzero(counts))
+    return float(-np.log((counts[ids] + distinct / vocab_size) / (len(outside) + distinct)).mean())
 
 
 def _longest(texts: Sequence[Text]) -> int:
@@ -301,15 +278,15 @@ def _too_short(texts: Sequence[Text], settings: DoctorSettings, trained: int, te
     )
 
 
-def _short_text(chosen: Planned, texts: Sequence[Text]) -> list[str]:
+def _short_text(chosen: Plan, texts: Sequence[Text]) -> list[str]:
     """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
-    far, windows = chosen.layout.far, chosen.plan.design.windows
+    far, windows = sum(fact.far for fact in chosen.filled[0].facts), chosen.design.windows
     if not far or far * windows >= 6 * GROUP:
         return []
     needed = -(-6 * GROUP // far)
     return [
         f"The text holds {counted(windows, 'window')} with {far * windows} far facts, too few for most answers; "
-        f"{counted(needed, 'window')} need about {_characters(texts, needed * chosen.layout.target):,} characters."
+        f"{counted(needed, 'window')} need about {_characters(texts, needed * chosen.design.target):,} characters."
     ]
 
 
@@ -367,7 +344,7 @@ def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int
     found = Found.of(groups, confidence=LOOK_CONFIDENCE)
     for start in dict.fromkeys(np.linspace(0, len(text) - length, windows).astype(int).tolist()):
         window = teller.fill(layout, text[start : start + length], seed=(seed,))
-        groups += groups_of(window.facts, dict(enumerate(answers_of(reader, window))))
+        groups += groups_of(zip(window.facts, answers_of(reader, window), strict=True))
         found = Found.of(groups, confidence=LOOK_CONFIDENCE)
         if found.asked >= ASKED // 2 and found.share >= CLEAR:
             break
@@ -405,8 +382,7 @@ def _texts(built_in: bool, settings: DoctorSettings, reader: Reader) -> tuple[Te
     if text is None:
         return Text.encode([read_text(None)] if built_in else default_texts(), reader.tokenizer)
     named = list[tuple[str, str]]()
-    given: list[Any] = list(text) if isinstance(text, Sequence) and not isinstance(text, str) else [text]
-    for one in given:
+    for one in listed(text):
         pair = isinstance(one, tuple) and len(one) == 2 and all(isinstance(part, str) for part in one)
         named += [one] if pair else read_texts([one], most)
     return Text.encode(named, reader.tokenizer)

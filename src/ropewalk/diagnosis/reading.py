@@ -7,7 +7,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from ropewalk.checkpoints.reader import Advance, Losses, Reader
 from ropewalk.diagnosis.evidence import WindowReading
 from ropewalk.diagnosis.facts import GROUP, Filled
-from ropewalk.diagnosis.plan import CROP, PLAIN, Design, Job, Plan, Work
+from ropewalk.diagnosis.plan import CROP, PLAIN, Design, Job, Plan
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.progress import Progress, SilentProgress
@@ -27,9 +27,9 @@ BROKEN = 1.0  # nats per token: a rise above any part within the trained length 
 RECENT = 512  # tokens of such a part, and over which that rise is measured
 CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
 TRIAL = 1024  # most tokens of the trial
+SAFETY = 1.1  # of an estimate of time
 SLOWER = 1.3  # attention's time for an operation over that of a matrix product
 IN_ATTENTION = 1.2  # time of a method in attention over plain's
-SHARED = 1.1  # slowdown of a job while others run, each on its share of the cores
 Clock = Callable[[], float]
 
 
@@ -71,7 +71,7 @@ def at_once(
         with lock:
             share = max(1, cores // max(1, len(busy)))
             shown.advance(tokens)
-        if workers > 1 and share != torch.get_num_threads():
+        if share != torch.get_num_threads():
             torch.set_num_threads(share)  # of this thread, which does not change its results
 
     def attempt(job: Job) -> None:
@@ -80,17 +80,13 @@ def at_once(
         with lock:
             busy.add(job.key)
             description = f"[{next(numbers)}/{len(jobs)}] {job.method}, window {job.window + 1}"
-            shown.begin(description, job.work.tokens)
+            shown.begin(description, job.tokens)
         try:
             advance(0)
             measure(job, advance)
         finally:
             busy.discard(job.key)
 
-    if workers == 1:
-        for job in jobs:
-            attempt(job)
-        return
     try:
         with ThreadPoolExecutor(workers) as pool:
             try:
@@ -113,9 +109,7 @@ def answers_of(reader: Reader, window: Filled, *, advance: Advance | None = None
     return rows
 
 
-def read_job(
-    reader: Reader, plan: Plan, window: Filled, job: Job, levels: dict[int, float], advance: Advance
-) -> dict[str, Any]:
+def read_job(reader: Reader, plan: Plan, job: Job, levels: dict[int, float], advance: Advance) -> dict[str, Any]:
     """Read the window of a job under its method, and return the result for the ledger.
 
     - `levels`: plain's loss within the trained length, by window, as far as it is known.
@@ -123,6 +117,7 @@ def read_job(
     Raises `RopeError` if a loss is not finite.
     """
     started, variant = time.perf_counter(), reader.under(plan.positions[job.method])
+    window = plan.filled[job.window]
     if job.method == CROP:
         reading = _read_cropped(variant, window, plan.design, job.window, advance)
     else:
@@ -234,44 +229,35 @@ def _check_finite(losses: Losses, method: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """Seconds of one worker for each token, and for each pair of a query and a key."""
+    """Seconds on all cores for each token, and for each pair of a query and a key."""
 
     per_token: float
     per_pair: float
 
-    def of_job(self, job: Job) -> float:
-        """Return the seconds of one worker for a job."""
-        seconds = self.per_token * job.work.tokens + self.per_pair * job.work.pairs
-        return (IN_ATTENTION if METHODS[job.method].in_attention else 1.0) * seconds
+    @classmethod
+    def of(cls, reader: Reader, tokens: Sequence[int]) -> Pace:
+        """Time one pass over the beginning of a text, after a short one.
 
-
-def try_out(reader: Reader, ids: Any, *, workers: int = 1, clock: Clock = time.perf_counter) -> Pace:
-    """Time one pass over the beginning of a text on one worker's share of the cores, after a short one.
-
-    The time of a pair over that of a token comes from the model's size: with L layers of width d, a token costs
-    24 L d^2 operations and a pair 4 L d, and there are about 12 L d^2 parameters.
-    """
-    cores, ids = torch.get_num_threads(), torch.from_numpy(ids[:TRIAL])
-    try:
-        torch.set_num_threads(max(1, cores // workers))
+        The time of a pair over that of a token comes from the model's size: with L layers of width d, a token costs
+        24 L d^2 operations and a pair 4 L d, and there are about 12 L d^2 parameters.
+        """
+        ids = torch.tensor(tokens[:TRIAL])
         reader.window_losses(ids[:64])
-        began = clock()
+        began = time.perf_counter()
         reader.window_losses(ids)
-        spent = max(clock() - began, 1e-6)
-    finally:
-        torch.set_num_threads(cores)
-    width = max(1.0, math.sqrt(reader.parameters / (12 * max(1, len(reader.positions.ropes)))))
-    ratio, done = SLOWER / (6 * width), Work.of(len(ids))
-    per_token = spent / (done.tokens + ratio * done.pairs) * (SHARED if workers > 1 else 1.0)
-    return Pace(per_token, ratio * per_token)
+        seconds, job = max(time.perf_counter() - began, 1e-6), Job.of(PLAIN, 0, "", len(ids))
+        width = max(1.0, math.sqrt(reader.parameters / (12 * max(1, len(reader.positions.ropes)))))
+        ratio = SLOWER / (6 * width)
+        per_token = seconds / (job.tokens + ratio * job.pairs)
+        return cls(per_token, ratio * per_token)
 
-
-def seconds_at_once(reader: Reader, target: int, jobs: Sequence[Job], each: Callable[[Job], float]) -> float:
-    """Return the seconds until all jobs are done, if the first free worker takes the next job; `each`: of one job."""
-    free = [0.0] * fitting_workers(reader, target, len(jobs))
-    for job in jobs:
-        free[free.index(min(free))] += each(job)
-    return max(free)
+    def seconds(self, jobs: Iterable[Job]) -> float:
+        """Return the seconds that suffice for some jobs."""
+        return SAFETY * sum(
+            (IN_ATTENTION if METHODS[job.method].in_attention else 1.0)
+            * (self.per_token * job.tokens + self.per_pair * job.pairs)
+            for job in jobs
+        )
 
 
 def duration(seconds: float) -> str:

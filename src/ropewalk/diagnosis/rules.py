@@ -58,38 +58,29 @@ def works(evidence: Evidence, name: str) -> bool:
     to it, it finds half as well as plain within the trained length. By their means, its loss beyond exceeds crop's by
     at most 0.10 nats per token, and its loss within plain's by at most 0.05.
     """
-    return _finds(evidence, name) and _within_limits(evidence.standings[name])
+    return not fault(evidence, name)[0]
 
 
 def fails(evidence: Evidence, name: str) -> bool:
     """Return whether it is shown that a method does not work: by a broken reading, a loss, or too few facts found."""
-    standing = evidence.standings[name]
-    if standing.broken or any(mean.low is not None and mean.low > limit for mean, limit in _guards(standing)):
-        return True
-    few = standing.beyond is not None and standing.beyond.asked > 0 and standing.beyond.high < CHANCE + CLOSE
-    return few or (
-        standing.half is not None and standing.half.high is not None and standing.half.high <= evidence.trained
-    )
+    one = evidence.standings[name]
+    worse = any(mean.low is not None and mean.low > limit for _, mean, limit in _guards(one))
+    few = one.beyond is not None and one.beyond.asked > 0 and one.beyond.high < CHANCE + CLOSE
+    near = one.half is not None and one.half.high is not None and one.half.high <= evidence.trained
+    return one.broken or worse or few or near
 
 
 def _finds(evidence: Evidence, name: str) -> bool:
     """Return whether a method finds more than chance, and up to a promised length as many facts as the floor."""
     one = evidence.standings[name]
     reaches = one.length > evidence.trained and one.reached[0] >= floor(evidence, one.reached[1])
-    return reaches and _beyond_chance(evidence, name)
+    return reaches and _beyond_chance(evidence, name) and not one.broken and one.loss is not None
 
 
 def _beyond_chance(evidence: Evidence, name: str) -> bool:
-    """Return whether a method finds more far facts than chance, and its loss beyond was measured."""
-    one = evidence.standings[name]
-    if one.beyond is None or one.broken or one.loss is None:
-        return False
-    return one.beyond.exceeds_chance(_level(evidence, name))
-
-
-def _level(evidence: Evidence, name: str) -> float:
-    """Return the probability at which a method finds more than chance: `LEVEL`, shared among the compared methods."""
-    return LEVEL / (1 if name == PLAIN else max(1, len(methods_of(evidence))))
+    """Return whether a method finds more far facts than chance, at `LEVEL` shared among the compared methods."""
+    beyond, methods = evidence.standings[name].beyond, 1 if name == PLAIN else max(1, len(methods_of(evidence)))
+    return beyond is not None and beyond.exceeds_chance(LEVEL / methods)
 
 
 def floor(evidence: Evidence, asked: int) -> float:
@@ -97,28 +88,21 @@ def floor(evidence: Evidence, asked: int) -> float:
 
     The control is plain, asked within the trained length.
     """
-    return _half_as_well(evidence.control.share, asked) if evidence.control.asked else 0.0
+    return asked * (CHANCE + evidence.control.share) / 2 if evidence.control.asked else 0.0
 
 
-def _half_as_well(share: float, asked: int) -> float:
-    return asked * (CHANCE + share) / 2
+def _guards(one: Standing) -> list[tuple[str, Mean, float]]:
+    """Return the measured losses that have a limit, each with its name and the limit."""
+    pairs = ("extra loss against a cut prompt", one.loss, LOSS_LIMIT), ("cost", one.cost, COST_LIMIT)
+    return [(name, mean, limit) for name, mean, limit in pairs if mean is not None]
 
 
-def _guards(standing: Standing) -> list[tuple[Mean, float]]:
-    """Return the measured losses that have a limit, each with it."""
-    pairs = (standing.loss, LOSS_LIMIT), (standing.cost, COST_LIMIT)
-    return [(mean, limit) for mean, limit in pairs if mean is not None]
-
-
-def _within_limits(standing: Standing) -> bool:
-    """Return whether no loss exceeds its limit, by its mean."""
-    return all(mean.value <= limit for mean, limit in _guards(standing))
-
-
-def _at_limit(standing: Standing) -> bool:
-    """Return whether the interval of one loss contains its limit, and no other loss decides against the method."""
-    ends = [(*mean.interval, limit) for mean, limit in _guards(standing) if mean.interval is not None]
-    return any(low <= limit <= high for low, high, limit in ends) and all(low <= limit for low, _, limit in ends)
+def _at_limit(one: Standing) -> list[tuple[str, Mean, float]]:
+    """Return the losses whose interval contains their limit; none if another loss decides against the method."""
+    guards = [(*guard, *guard[1].interval) for guard in _guards(one) if guard[1].interval is not None]
+    if any(low > limit for _, _, limit, low, _ in guards):
+        return []
+    return [(name, mean, limit) for name, mean, limit, _, high in guards if limit <= high]
 
 
 def decide(
@@ -146,18 +130,18 @@ def decide(
         return Decision("unfit", reason="text")
     control = evidence.control if target > trained else plain.near
     shown = control is not None and control.exceeds_chance(LEVEL)
+    if not shown and control is not None and control.asked and control.high < CHANCE + CLOSE:
+        return Decision("unfit", reason="facts")
     if not shown:
-        if control is not None and control.asked and control.high < CHANCE + CLOSE:
-            return Decision("unfit", reason="facts")
-        if target > trained:
-            return Decision("undecided", settled=False)
+        return Decision("undecided", settled=False)
     if target <= trained:
-        return Decision("keep", length=target) if shown else Decision("undecided", settled=False)
+        return Decision("keep", length=target)
     can = [name for name in methods_of(evidence) if runs is None or runs.get(name, True)]
     finding = {name for name in can if _finds(evidence, name)}
-    if _beyond_chance(evidence, PLAIN):
+    if _beyond_chance(evidence, PLAIN) and not plain.broken and plain.loss is not None:
         finding.add(PLAIN)
-    working = {name for name in finding if _within_limits(evidence.standings[name])}
+    guards = {name: _guards(evidence.standings[name]) for name in finding}
+    working = {name for name, of in guards.items() if all(mean.value <= limit for _, mean, limit in of)}
     found = _answer(evidence, can, working)
     for name in (PLAIN, *can):
         if name in finding and _at_limit(evidence.standings[name]):
@@ -227,8 +211,7 @@ def facts_sentence(count: Found, trained: int, half: Half | None, target: int) -
     >>> facts_sentence(Found(25, 48, 0.3, 0.7, 0.0), 8192, Half(12449, 10950, 13960, 11300), 16384)[-64:]
     'up to about 12,400 tokens back (95 % interval 11,000 to 14,000).'
     """
-    said = f"It finds {count.found} of {count.asked} facts told more than {trained:,} tokens earlier "
-    said += f"(chance {CHANCE * count.asked:g})"
+    said = f"It finds {count} facts told more than {trained:,} tokens earlier (chance {CHANCE * count.asked:g})"
     if half is None:
         return f"{said}."
     if half.tokens is None:
@@ -283,17 +266,15 @@ def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, pl
         return (f"Its loss is {above} model that knows only how often each token occurs.",)
     control = evidence.control if target > trained else plain.near
     if decision.reason == "facts" and control is not None:
-        said = f"It finds {control.found} of {control.asked} (chance {CHANCE * control.asked:g})"
-        return (f"{said}, so nothing is said about tokens farther back.",)
+        said = f"It finds {control} (chance {CHANCE * control.asked:g}), so nothing is said about tokens farther back."
+        return (said,)
     lines: list[str] = []
     if decision.action in ("extend", "keep"):
         chosen = evidence.standings[decision.method or PLAIN]
         if chosen.beyond is not None:
             lines.append(facts_sentence(chosen.beyond, trained, chosen.half, target))
         elif chosen.near is not None:
-            lines.append(
-                f"It finds {chosen.near.found} of {chosen.near.asked} facts (chance {chosen.near.asked / 4:g})."
-            )
+            lines.append(f"It finds {chosen.near} facts (chance {CHANCE * chosen.near.asked:g}).")
         if decision.method is not None:
             if chosen.cost is not None and chosen.cost.value >= 0.005:
                 lines.append(f"It costs {_cost(chosen.cost)}.")
@@ -309,17 +290,20 @@ def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, pl
             cost = evidence.standings[decision.more].cost
             lines.append(f"But {_finding(evidence, decision.more, '')}{'' if cost is None else f', at {_cost(cost)}'}.")
     elif not decision.compared:
-        few = "no facts" if control is None or not control.asked else f"{control.found} of {control.asked} facts"
-        lines.append(
-            f"Within its trained length the model finds {few}: too few to say anything about tokens farther back."
-        )
+        few = f"{control} facts" if control is not None and control.asked else "no facts"
+        said = f"Within its trained length the model finds {few}: too few to say anything about tokens farther back."
+        lines.append(said)
     else:
         lines.append(f"{_finding(evidence, PLAIN, fault(evidence, PLAIN)[1])}.")
         lines.append(_nearest(evidence, decision.compared[1:], decision.compared, place, NOT_MORE))
         lines.append("" if decision.compared[1:] else f"No method that runs in {place} was measured.")
     if decision.limit is not None and decision.otherwise is not None:
         other = headline(decision.otherwise, trained)
-        lines.append(f"At the limit: {_limit(evidence.standings[decision.limit])}. On its other side: {other}")
+        losses = [
+            f"{name} is {mean.value:.3f} nats per token ({mean.low:.3f} to {mean.high:.3f}; at most {limit:.2f})"
+            for name, mean, limit in _at_limit(evidence.standings[decision.limit])
+        ]
+        lines.append(f"At the limit: {decision.limit}'s {' and its '.join(losses)}. On its other side: {other}")
     return tuple(filter(None, lines))
 
 
@@ -349,11 +333,10 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
         return "", ""
     (found, asked), said, least = one.reached, "", floor(evidence, one.reached[1])
     cell = "finds too few" if fails(evidence, name) or found < least else "not shown"
-    more = one.beyond is not None and one.beyond.exceeds_chance(_level(evidence, name))
     if one.length <= evidence.trained and not fails(evidence, name):
         said = "it is not known how far back"
-    elif more and one.length > evidence.trained and found < least:
-        ends = (math.ceil(_half_as_well(end, asked)) for end in (evidence.control.low, evidence.control.high))
+    elif _beyond_chance(evidence, name) and one.length > evidence.trained and found < least:
+        ends = (math.ceil(asked * (CHANCE + end) / 2) for end in (evidence.control.low, evidence.control.high))
         half = f"half as well as nearby is {math.ceil(least)} ({' to '.join(map(str, ends))})"
         said = f"up to {one.length:,} tokens back {found} of {asked}, and {half}"
     elif one.beyond is not None:
@@ -373,7 +356,7 @@ def _cost(cost: Mean, form: str = "+.2f") -> str:
 def _finding(evidence: Evidence, name: str, but: str) -> str:
     """Return what a method finds, and its fault if it has one, as a clause."""
     one = evidence.standings[name]
-    found = "" if one.beyond is None else f"finds {one.beyond.found} of {one.beyond.asked}"
+    found = "" if one.beyond is None else f"finds {one.beyond}"
     said = ", but ".join(filter(None, (found, but))) or "was not asked"
     return f"{'The unchanged model' if name == PLAIN else name} {said}"
 
@@ -385,16 +368,3 @@ def _nearest(evidence: Evidence, names: Sequence[str], can: Collection[str], pla
     name = max(names, key=lambda one: (bool(none) and not fault(evidence, one)[0], _share(evidence, one)))
     why = fault(evidence, name)[1] or none if name in can else f"does not run in {place}"
     return f"{_finding(evidence, name, why)}."
-
-
-def _limit(one: Standing) -> str:
-    """Return which loss of a method lies at its limit, with its interval."""
-    said = [
-        f"{name} is {mean.value:.3f} nats per token ({mean.low:.3f} to {mean.high:.3f}; at most {limit:.2f})"
-        for name, mean, limit in (
-            ("extra loss against a cut prompt", one.loss, LOSS_LIMIT),
-            ("cost", one.cost, COST_LIMIT),
-        )
-        if mean is not None and mean.low is not None and mean.high is not None and mean.low <= limit <= mean.high
-    ]
-    return f"{one.method}'s {' and its '.join(said)}"

@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 import math
 import platform
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ import torch
 from ropewalk.atomic_io import as_path
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.reader import Advance, Reader
-from ropewalk.diagnosis.evidence import Evidence, Window, WindowReading, choice, gather
-from ropewalk.diagnosis.facts import Filled, Layout, Teller
+from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
+from ropewalk.diagnosis.facts import Filled, Teller
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, runs_in
-from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job, seconds_at_once
+from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
@@ -32,47 +31,11 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.progress import Progress, expect, say, shown
 from ropewalk.records import restored
 from ropewalk.serving.serve import setting_command
-from ropewalk.shell import shell_command
 from ropewalk.statistics import counted
 from ropewalk.version import __version__
 
 TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
-SAFETY = 1.1  # of an estimate of time
 MANY = 4  # methods: the best of as many is measured in a fresh window
-
-
-def doctor_command(
-    model: object, settings: DoctorSettings, *, kept: Sequence[str] = (), resume: bool = False, **changes: Any
-) -> str | None:
-    """Return the command of another run, or the call in Python if the model or a text is an object.
-
-    **Arguments:**
-    - `changes`: settings that differ. `kept`: words at the end of the command, such as --json FILE.
-    - `resume`: whether it goes on from the saved results.
-
-    **Returns:** the command; None if it is the one that was just run.
-
-    >>> doctor_command("tiny", DoctorSettings(methods="yarn,ntk"), minutes=20.0)
-    'ropewalk doctor tiny --methods yarn,ntk --minutes 20'
-    """
-    other = dataclasses.replace(settings, **changes)
-    if other == settings and not resume:
-        return None
-    names = [field.name for field in dataclasses.fields(other) if field.name not in ("state", "resume")]
-    given = {name: getattr(other, name) for name in names if other.changes(name)}
-    texts = settings.text if isinstance(settings.text, Sequence) and not isinstance(settings.text, str) else ()
-    if not isinstance(model, str | Path) or any(isinstance(text, tuple) for text in texts):
-        live = "(model, tokenizer)" if isinstance(model, tuple) else "model"
-        call = [repr(str(model)) if isinstance(model, str | Path) else live]
-        call += [f"{name}={'text' if name == 'text' else repr(value)}" for name, value in given.items()]
-        return f"rw.doctor({', '.join([*call, *['resume=True'] * resume])})"
-    words: list[str | Path] = ["ropewalk", "doctor", Path(model)]
-    for name, value in given.items():
-        several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-        for one in [",".join(other.method_names)] if name == "methods" else several:
-            words += [f"--{name.replace('_', '-')}", f"{one:g}" if isinstance(one, float) else str(one)]
-    words += [*["--resume"] * resume, *([] if settings.state is None else ["--state", str(settings.state)])]
-    return shell_command(*words, *kept)
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -86,11 +49,16 @@ class RunInterrupted(KeyboardInterrupt):
         self.kept, self.due, self.diagnosis = kept, due, diagnosis
 
 
+def resumed(ledger: Ledger) -> list[str]:
+    """Return a sentence if results were saved before."""
+    return [f"Resumed: {counted(len(ledger), 'result')} saved before."] if len(ledger) else []
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
     """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit.
 
-    - `model`: as given, a path, a name or an object. `scaling`: as in the record.
+    - `model`: as given, a path, a name or an object. `scaling`: as in the record. `began`: by the `clock`, in seconds.
     """
 
     model: object
@@ -103,12 +71,20 @@ class Opened:
     trained: int
     vocabulary: int
     teller: Teller
+    pace: Pace
     minutes: float
+    began: float
+    clock: Clock
 
     @cached_property
     def digest(self) -> str:
         """Return a short hash of the weights."""
         return self.reader.digest()
+
+    @property
+    def spent(self) -> float:
+        """Return the seconds since the beginning."""
+        return self.clock() - self.began
 
     @property
     def targets(self) -> list[int]:
@@ -117,8 +93,21 @@ class Opened:
         fitting = [round(times * self.trained) for times in TIMES if least <= times * self.trained <= longest]
         return [self.settings.target] if self.settings.target else fitting or [max(self.trained, longest)]
 
-    def ledger(self, kind: str, form: int, windows: Iterable[Filled], *parts: object) -> tuple[Ledger, int]:
-        """Return the ledger of a measurement, and how many results were saved before.
+    def fits(self, jobs: Iterable[Job], slower: float = 1.0) -> bool:
+        """Return whether jobs fit into the minutes; `slower`: times the pace."""
+        return self.spent + slower * self.pace.seconds(jobs) <= 60 * self.minutes
+
+    def too_long(self, what: str, seconds: float, target: int, kept: Sequence[str], cure: str = "") -> RopeError:
+        """Return the error of work that needs more than the minutes, with the command that fits."""
+        command = self.settings.command(self.model, kept=kept, minutes=float(math.ceil(seconds / 60)))
+        return RopeError(
+            f"doctor: the {what} takes longer than --minutes allows.",
+            facts={"minutes": self.minutes, "needed": duration(seconds), "target": target},
+            cure=f"Run: {command}.{cure}",
+        )
+
+    def ledger(self, kind: str, form: int, windows: Iterable[Filled], *parts: object) -> Ledger:
+        """Return the ledger of a measurement, with the results that were saved before if the run is to resume.
 
         - `form`: the number of its format. `parts`: what the results depend on, besides model and windows.
 
@@ -134,9 +123,10 @@ class Opened:
                 cure="Pass a new folder: --state DIR.",
             )
         made = Ledger(folder / kind, kind=kind, key=key)
-        return made, made.resume() if self.settings.resume else made.begin()
+        _ = made.resume() if self.settings.resume else made.begin()
+        return made
 
-    def environment(self, seconds: float) -> dict[str, Any]:
+    def environment(self) -> dict[str, Any]:
         """Return the versions, the machine and the model's settings, for a record."""
         reader, choice_of_dtype = self.reader, {"dtype_choice": self.dtype_choice} if self.dtype_choice else {}
         return {
@@ -144,156 +134,102 @@ class Opened:
             "machine": platform.machine(), "device": str(reader.device), "threads": torch.get_num_threads(),
             "parameters": reader.parameters, "library": reader.library,
             "dtype": str(reader.dtype).removeprefix("torch."), **choice_of_dtype,
-            "model_digest": self.digest, "seconds": round(seconds, 1),
+            "model_digest": self.digest, "seconds": round(self.spent, 1),
         }  # fmt: skip
 
-    def command(self, *, kept: Sequence[str] = (), **changes: Any) -> str | None:
-        """Return the command of another run with these changes, as `doctor_command`."""
-        return doctor_command(self.model, self.settings, kept=kept, **changes)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Planned:
-    """What is measured for one target.
-
-    - `filled`: the windows with their facts. `windows`: the same for the evidence.
-    - `engines`: those that can run each method.
-    """
-
-    plan: Plan
-    texts: tuple[Text, ...]
-    layout: Layout
-    filled: tuple[Filled, ...]
-    windows: tuple[Window, ...]
-    engines: Mapping[str, tuple[str, ...]]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DoctorRun(Planned):
+class DoctorRun:
     """A prepared run, with checked settings and a loaded model: its work, and its looks at the results.
 
-    - `inspection`: as in the record. `resumed`: results saved before. `pace`: of the model. `notes`: for the user.
+    - `inspection`: as in the record. `notes`: for the user.
     - `kept`: words to repeat in the next command. `record`: the file into which the diagnosis will be written, or None.
     """
 
     opened: Opened
+    plan: Plan
     inspection: Mapping[str, Any]
     ledger: Ledger
-    resumed: int = 0
-    pace: Pace
     notes: tuple[str, ...] = ()
-    began: float
-    clock: Clock = time.perf_counter
     kept: tuple[str, ...] = ()
     record: Path | None = None
 
     @property
-    def settings(self) -> DoctorSettings:
-        """Return the settings of the run."""
-        return self.opened.settings
-
-    @property
     def looks(self) -> tuple[int, ...]:
         """Return the numbers of windows after which the run looks at its evidence."""
-        most = min(self.plan.design.windows, self.settings.windows or LOOKS[-1])
+        most = min(self.plan.design.windows, self.opened.settings.windows or LOOKS[-1])
         return (*(look for look in LOOKS if look < most), most)
 
     @property
     def runs(self) -> dict[str, bool]:
         """Return whether the engine, or Python if none is named, can run each method."""
-        return {name: runs_in(self.settings.engine, of) for name, of in self.engines.items()}
+        return {name: runs_in(self.opened.settings.engine, of) for name, of in self.plan.engines.items()}
 
-    def due(self, windows: int, methods: Sequence[str]) -> tuple[Job, ...]:
+    def due(self, windows: int, methods: Collection[str]) -> list[Job]:
         """Return the jobs of these methods that are due in the first windows."""
-        return self.plan.due(self.ledger, range(windows), methods, self.filled[0].asked)
+        return self.plan.due(windows, methods, self.ledger)
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure until the answer stands; `progress` as for `doctor`."""
         with self.ledger.at_work(), shown("doctor", progress) as display:
-            return self._measure(display)
+            for line in (*self.notes, *resumed(self.ledger), self._announcement()):
+                say(display, line)
+            alive, looks = list(self.plan.distinct), list[LookBack]()
+            try:
+                stopped = self._measure(display, alive, looks)
+            except KeyboardInterrupt as stop:
+                diagnosis = self.diagnosis(looks, "Ctrl-C") if looks else None
+                raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), diagnosis) from stop
+            return self.diagnosis(looks, stopped)
 
-    def _measure(self, display: Progress) -> Diagnosis:
-        resumed = [f"Resumed: {counted(self.resumed, 'result')} saved before."] if self.resumed else []
-        for line in (*self.notes, *resumed):
-            say(display, line)
-        alive, looks, stopped = list(self.plan.distinct), list[LookBack](), None
-        self._announce(display, alive)
-        try:
-            for count, longer in itertools.zip_longest(self.looks, self.looks[1:]):
-                if not self._read(count, alive, display, needed=not looks):
-                    stopped = "minutes"
-                    say(display, f"Out of time after {counted(looks[-1].windows, 'window')}: {looks[-1].headline}")
-                    break
-                evidence, decision, look = self._look(count)
-                looks.append(look)
-                done = decision.settled or decision.action in ("unfit", "cut")
-                if longer is not None and not done:
-                    alive = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence, name)]
-                    stopped = None if self._fits(longer, alive) else "minutes"
-                done = done or longer is None or stopped is not None
-                more = "" if done else " More windows follow."
-                say(display, f"After {counted(look.windows, 'window')}: {look.headline}{more}")
-                if done:
-                    break
-            many, read = len(methods_of(evidence)), looks[-1].windows
-            if decision.method is not None and many >= MANY and read < self.plan.design.windows:
-                say(display, f"A fresh window for {decision.method}, the best of {many}.")
-                self._read(read + 1, [decision.method], display, needed=False)
-        except KeyboardInterrupt as stop:
-            diagnosis = self.diagnosis(looks, "Ctrl-C") if looks else None
-            raise RunInterrupted(len(self.ledger), len(self.due(self.looks[-1], alive)), diagnosis) from stop
-        return self.diagnosis(looks, stopped)
-
-    def _announce(self, display: Progress, alive: Sequence[str]) -> None:
-        """Print the estimated time of the first answer."""
-        target, jobs = self.plan.design.target, self.due(1, alive)
+    def _announcement(self) -> str:
+        """Return a sentence about the first answer and its estimated time."""
+        jobs = self.due(1, self.plan.distinct)
         if not jobs:
-            say(display, "All results are already saved.")
-            return
-        seconds = seconds_at_once(self.opened.reader, target, jobs, self.pace.of_job)
-        say(
-            display,
-            f"The first answer takes about {duration(seconds)}: one window of {target:,} tokens under "
-            f"{', '.join(alive)}. The run ends when the answer is settled, after at most "
-            f"{counted(self.looks[-1], 'window')}.",
+            return "All results are already saved."
+        return (
+            f"The first answer takes about {duration(self.opened.pace.seconds(jobs))}: one window of "
+            f"{self.plan.design.target:,} tokens under {', '.join(self.plan.distinct)}. The run ends when the answer "
+            f"is settled, after at most {counted(self.looks[-1], 'window')}."
         )
 
-    def _seconds_left(self) -> float:
-        return 60 * self.opened.minutes - (self.clock() - self.began)
+    def _measure(self, display: Progress, alive: list[str], looks: list[LookBack]) -> str | None:
+        """Fill `looks`, and drop methods that fail from `alive`; return "minutes" if the time ended the run."""
+        stopped, slower = None, 1.0
+        for count, longer in itertools.zip_longest(self.looks, self.looks[1:]):
+            due, before = self.due(count, alive), self.opened.spent
+            if not self._read(due, display, needed=not looks):
+                say(display, f"Out of time after {counted(looks[-1].windows, 'window')}: {looks[-1].headline}")
+                return "minutes"
+            slower = (self.opened.spent - before) / self.opened.pace.seconds(due) if due else slower
+            evidence, decision, look = self._look(count)
+            looks.append(look)
+            done = decision.settled or decision.action in ("unfit", "cut")
+            if longer is not None and not done:
+                alive[:] = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence, name)]
+                stopped = None if self.opened.fits(self.due(longer, alive), slower) else "minutes"
+            done = done or longer is None or stopped is not None
+            more = "" if done else " More windows follow."
+            say(display, f"After {counted(look.windows, 'window')}: {look.headline}{more}")
+            if done:
+                break
+        many = len(methods_of(evidence))
+        if decision.method is not None and many >= MANY and count < self.plan.design.windows:
+            say(display, f"A fresh window for {decision.method}, the best of {many}.")
+            self._read(self.due(count + 1, [decision.method]), display)
+        return stopped
 
-    def _enough(self, count: int, methods: Sequence[str]) -> float:
-        """Return whole minutes that suffice for the first windows, with what the run has taken so far."""
-        spent = self.clock() - self.began
-        return float(math.ceil((SAFETY * sum(map(self._seconds_of, self.due(count, methods))) + spent) / 60) + 1)
-
-    def _seconds_of(self, job: Job) -> float:
-        """Return the seconds of a job: the mean of its method's windows so far, else by the pace."""
-        keys = [self.plan.key(job.method, window) for window in range(self.plan.design.windows)]
-        seconds = [float(self.ledger[key]["seconds"]) for key in keys if key in self.ledger]
-        return sum(seconds) / len(seconds) if seconds else self.pace.of_job(job)
-
-    def _fits(self, count: int, methods: Sequence[str]) -> bool:
-        """Return whether the due windows of these methods fit into the time."""
-        due, target = self.due(count, methods), self.plan.design.target
-        return SAFETY * seconds_at_once(self.opened.reader, target, due, self._seconds_of) <= self._seconds_left()
-
-    def _read(self, count: int, methods: Sequence[str], display: Progress, *, needed: bool) -> bool:
-        """Read the due windows of these methods; return whether all are read.
-
-        Nothing begins after the time is over, except what the first answer needs.
-        """
-        first = self.due(count, methods)
-        workers = fitting_workers(self.opened.reader, self.plan.design.target, len(first))
-        expect(display, sum(job.work.tokens for job in first))
-        levels: dict[int, float] = {}
+    def _read(self, due: Sequence[Job], display: Progress, *, needed: bool = False) -> bool:
+        """Measure jobs; return whether all are done. None begins after the time is over, unless they are `needed`."""
+        opened, levels = self.opened, dict[int, float]()
+        workers = fitting_workers(opened.reader, self.plan.design.target, len(due))
+        expect(display, sum(job.tokens for job in due))
 
         def measure(job: Job, advance: Advance) -> None:
-            window = self.filled[job.window]
-            self.ledger.add(job.key, read_job(self.opened.reader, self.plan, window, job, levels, advance))
+            self.ledger.add(job.key, read_job(opened.reader, self.plan, job, levels, advance))
 
-        at_once(first, measure, workers=workers, progress=display,
-                until=lambda: not needed and self._seconds_left() <= 0)  # fmt: skip
-        return not self.due(count, methods)
+        at_once(due, measure, workers=workers, progress=display, until=lambda: not needed and not opened.fits(()))
+        return all(job.key in self.ledger for job in due)
 
     def _readings(self, count: int) -> dict[str, tuple[WindowReading, ...]]:
         """Return the readings of the first windows, by method; each has those before its first missing one."""
@@ -305,14 +241,13 @@ class DoctorRun(Planned):
     def _look(self, count: int) -> tuple[Evidence, Decision, LookBack]:
         """Return the evidence after the first windows, the decision, and the look."""
         readings, design = self._readings(count), self.plan.design
-        evidence = gather(self.windows[:count], readings, design)
+        evidence = gather(self.plan.windows[:count], readings, design)
         decision = self._decide(evidence, self.runs)
-        seconds = sum(one.seconds for of in readings.values() for one in of)
         python = decision.method is not None and self.plan.configs[decision.method] is None
-        said = headline(decision, design.trained_length, ", in Python" if python else "")
         return evidence, decision, LookBack(
-            windows=count, seconds=round(seconds, 1), action=decision.action, method=decision.method,
-            length=decision.length, headline=said,
+            windows=count, seconds=round(sum(one.seconds for of in readings.values() for one in of), 1),
+            action=decision.action, method=decision.method, length=decision.length,
+            headline=headline(decision, design.trained_length, ", in Python" if python else ""),
         )  # fmt: skip
 
     def _decide(self, evidence: Evidence, runs: Mapping[str, bool]) -> Decision:
@@ -321,36 +256,33 @@ class DoctorRun(Planned):
 
     def diagnosis(self, looks: Sequence[LookBack], stopped: str | None) -> Diagnosis:
         """Return the diagnosis of the last look."""
-        design, count = self.plan.design, looks[-1].windows
+        plan, opened, count = self.plan, self.opened, looks[-1].windows
         evidence, decision, look = self._look(count)
-        readings = self._readings(count)
-        same = self.plan.same_as
+        readings, same = self._readings(count), plan.same_as
         methods = {
-            name: MethodForm(config=self.plan.configs[name], same_as=same.get(name), engines=self.engines[name])
-            for name in self.plan.positions if same.get(name, name) in readings
+            name: MethodForm(config=plan.configs[name], same_as=same.get(name), engines=plan.engines[name])
+            for name in plan.positions if same.get(name, name) in readings
         }  # fmt: skip
         return Diagnosis(
-            name=self.opened.reader.name, trained_length=design.trained_length, target=design.target, seed=design.seed,
-            kind=self.opened.teller.kind.name, texts=tuple(text.name for text in self.texts), blocks=design.blocks,
-            windows=self.windows[:count], readings=readings,
-            methods=methods, evidence=evidence,
-            verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks),
-            inspection=self.inspection, scaling=self.opened.scaling,
-            environment=self.opened.environment(self.clock() - self.began), notes=self.notes,
+            name=opened.reader.name, trained_length=opened.trained, target=plan.design.target, seed=plan.design.seed,
+            kind=opened.teller.kind.name, texts=tuple(text.name for text in plan.texts), blocks=plan.design.blocks,
+            windows=plan.windows[:count], readings=readings, methods=methods, evidence=evidence,
+            verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks), inspection=self.inspection,
+            scaling=opened.scaling, environment=opened.environment(), notes=self.notes,
         )  # fmt: skip
 
     def _verdict(self, evidence: Evidence, decision: Decision, look: LookBack, stopped: str | None) -> Verdict:
         following = in_words = beside = None
-        engine, count = self.settings.engine, look.windows
+        engine, count = self.opened.settings.engine, look.windows
         if decision.action == "cut" and stopped is None:
             following, in_words = self._others()
         elif decision.action == "undecided" or (stopped is not None and not decision.settled):
             following, in_words = self._next(count, stopped)
-        names = [self.texts[text].name for text in dict.fromkeys(one.text for one in self.windows[:count])]
+        names = [self.plan.texts[text].name for text in dict.fromkeys(one.text for one in self.plan.windows[:count])]
         scope = names[0] if len(names) == 1 else counted(len(names), "text")
         main = self._answer(evidence, decision, engine, engine or "Python", self.record)
-        if engine is None and decision.method is not None and not self.engines[decision.method]:
-            other = self._decide(evidence, {name: bool(of) for name, of in self.engines.items()})
+        if engine is None and decision.method is not None and not self.plan.engines[decision.method]:
+            other = self._decide(evidence, {name: bool(of) for name, of in self.plan.engines.items()})
             how = "To decide it for one engine, repeat with --engine NAME." if other.action == "undecided" else None
             beside = self._answer(evidence, other, None, "an engine", next_sentence=how)
         elif engine is not None:
@@ -358,10 +290,9 @@ class DoctorRun(Planned):
             if other.method is not None and not self.runs[other.method] and decision.method not in other.equal:
                 beside = self._answer(evidence, other, "python", "Python")
         fresh = self._fresh(decision, evidence)
-        reasons = (*main.reasons, *fresh, f"This is about {scope}, measured in {counted(count, 'window')}.")
         return dataclasses.replace(
-            main, headline=look.headline, reasons=reasons, beside=beside, stopped=stopped, next=following,
-            next_sentence=in_words,
+            main, headline=look.headline, beside=beside, stopped=stopped, next=following, next_sentence=in_words,
+            reasons=(*main.reasons, *fresh, f"This is about {scope}, measured in {counted(count, 'window')}."),
         )  # fmt: skip
 
     def _fresh(self, decision: Decision, evidence: Evidence) -> list[str]:
@@ -370,7 +301,7 @@ class DoctorRun(Planned):
         if method is None or len(methods_of(evidence)) < MANY or self.plan.key(method, window) not in self.ledger:
             return []
         answers = restored(WindowReading, self.ledger[self.plan.key(method, window)]).answers
-        facts = self.windows[window].facts
+        facts = self.plan.windows[window].facts
         right = [choice(row) == fact.right for row, fact in zip(answers, facts, strict=True) if fact.far]
         return [f"In a fresh window, which had no part in the choice, it finds {sum(right)} of {len(right)}."]
 
@@ -379,67 +310,60 @@ class DoctorRun(Planned):
         next_sentence: str | None = None,
     ) -> Verdict:  # fmt: skip
         """Return an answer in words, with the command that applies it. `place`: where the model may run, in words."""
-        design, config, command, python = self.plan.design, None, None, None
+        trained, config, command, python = self.opened.trained, None, None, None
         if decision.method is not None:
             config = self.plan.configs[decision.method]
             engine = "python" if config is None else engine
             command = self._command(decision.method, decision.length, engine, record)
             lines = self._command(decision.method, decision.length, "python")
             python = None if lines == command else lines
-            if config is not None and decision.length is not None:
-                config = shortened(config, decision.length)
+            if config is not None:
+                reach = Reach(trained, self.plan.design.target)
+                config = self.opened.reader.config_under(decision.method, reach, decision.length)
         shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
         return Verdict(
-            **shared, headline=headline(decision, design.trained_length), engine=engine, config=config, command=command,
+            **shared, headline=headline(decision, trained), engine=engine, config=config, command=command,
             python=python, next_sentence=next_sentence,
             reasons=reasons(decision, evidence, log_vocabulary=math.log(self.opened.vocabulary), place=place),
-            otherwise=None if decision.otherwise is None else headline(decision.otherwise, design.trained_length),
+            otherwise=None if decision.otherwise is None else headline(decision.otherwise, trained),
         )  # fmt: skip
 
     def _command(self, method: str, length: int | None, engine: str | None, record: Path | None = None) -> str:
         """Return the shell command, or the lines of Python, that set a method."""
-        design = self.plan.design
-        if not isinstance(self.opened.model, str | Path):
-            lines, stated = ["import ropewalk as rw"], f"target={design.target}, trained_length={design.trained_length}"
-            if isinstance(self.opened.model, Decoder):  # its copy in transformers can be attached
+        opened, target = self.opened, self.plan.design.target
+        if not isinstance(opened.model, str | Path):
+            lines, stated = ["import ropewalk as rw"], f"target={target}, trained_length={opened.trained}"
+            if isinstance(opened.model, Decoder):  # its copy in transformers can be attached
                 place = "ropewalk.checkpoints.opening"
                 lines += [f"from {place} import as_transformers", "model, tokenizer = as_transformers(model)"]
             return "\n".join([*lines, f"rw.attach(model, {method!r}, {stated})"])
-        given = self.settings.trained_length is not None or self.opened.scaling is not None
+        given = opened.settings.trained_length is not None or opened.scaling is not None
         return setting_command(
-            engine, self.opened.model, method, target=design.target, record=record, length=length,
-            trained_length=design.trained_length if given else None,
+            engine, opened.model, method, target=target, record=record, length=length,
+            trained_length=opened.trained if given else None,
         )  # fmt: skip
 
     def _next(self, count: int, stopped: str | None) -> tuple[str | None, str | None]:
         """Return the command that would decide, or None, and a sentence."""
-        again = partial(self.opened.command, kept=self.kept, resume=True)
+        opened, planned = self.opened, self.plan.design.windows
+        again = partial(opened.settings.command, opened.model, kept=self.kept, resume=True)
         if stopped is not None:
             further = next((look for look in self.looks if look > count), self.looks[-1])
-            minutes = max(self._enough(further, self.plan.distinct), (self.settings.minutes or CPU_MINUTES) + 1)
+            seconds = opened.spent + opened.pace.seconds(self.due(further, self.plan.distinct))
+            minutes = max(math.ceil(seconds / 60), opened.settings.minutes or CPU_MINUTES) + 1.0
             return again(minutes=minutes), f"About {minutes:g} minutes in all may decide."
-        planned = self.plan.design.windows
         if self.looks[-1] < planned:
             return again(windows=None), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
             return self._others()
-        characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.texts) / planned / 1000)
+        characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.plan.texts) / planned / 1000)
         return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."
 
     def _others(self) -> tuple[str | None, str]:
         """Return the command that measures every method, or None, and a sentence."""
-        design = self.plan.design
-        every = chosen_methods([ALL], self.plan.own, Reach(design.trained_length, design.target))
+        opened, settings = self.opened, self.opened.settings
+        every = chosen_methods([ALL], opened.reader.positions, Reach(opened.trained, self.plan.design.target))
         if set(every) <= set(self.plan.positions):
             return None, "Every method was measured; other texts may decide."
-        named = bool(self.settings.method_names)
-        return None if named else self.opened.command(kept=self.kept, methods=ALL), "Other --methods may work."
-
-
-def shortened(config: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return a config's keys with a smaller `max_position_embeddings`, wherever that stands."""
-    return {
-        key: shortened(value, length) if isinstance(value, dict) and key != "rope_parameters"
-        else min(length, value) if key == "max_position_embeddings" else value
-        for key, value in config.items()
-    }  # fmt: skip
+        command = None if settings.method_names else settings.command(opened.model, kept=self.kept, methods=ALL)
+        return command, "Other --methods may work."
