@@ -165,9 +165,7 @@ class LinesProgress:
             line += f": {self._done:,} of {self._tokens:,}"
         if 0 < self._done < self._tokens:
             seconds = (self.clock() - self._since) * (self._tokens - self._done) / self._done
-            units = ((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 1.5 * size)
-            unit, size = next(units, ("s", 1))
-            line += f", about {max(1, round(seconds / size))} {unit} left"
+            line += f", about {duration(seconds)} left"
         return line
 
     def _print(self, state: str | None) -> None:
@@ -222,3 +220,14 @@ def say(progress: Progress, text: str) -> None:
     """Print a line if progress is displayed."""
     if isinstance(progress, Display):
         progress.line(text)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in one unit, rounded for an estimate.
+
+    >>> [duration(seconds) for seconds in (0.4, 52, 100, 3000, 8000)]
+    ['1 s', '52 s', '2 min', '50 min', '2 h']
+    """
+    units = ((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= 1.5 * size)
+    unit, size = next(units, ("s", 1))
+    return f"{max(1, round(seconds / size))} {unit}"

@@ -50,7 +50,7 @@ def changed(found: Diagnosis, what: str) -> Diagnosis:
         "unfit": Verdict(action="unfit", headline="Unfit.", reasons=("Because.",)),
         "undecided": Verdict(action="undecided", headline="Not decided.", next="ropewalk doctor x --windows 8"),
         "config": Verdict(**extend, method="ntk", length=512, config={"a": 1}, command="a\nb", python="c\nd"),
-        "beside": Verdict(**extend, method="dca", beside=cut),
+        "beside": Verdict(**extend, method="yarn", beside=cut),
     }
     return dataclasses.replace(found, verdict=verdicts.get(what, found.verdict))
 

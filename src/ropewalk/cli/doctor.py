@@ -140,8 +140,7 @@ def doctor(
         print_diagnosis(console, found)
     if page is not None:
         console.file.write(f"Report: {shlex.quote(str(page))}\n")
-    if status:
-        raise typer.Exit(status)
+    raise typer.Exit(status)
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:

@@ -68,11 +68,8 @@ def inspect(
             f"inspect: {next(iter(given))} compares stated lengths.", cure="Omit --target and --trained-length."
         )
     done = None if command is None else started(command, source)
-    models = (
-        [done.model]
-        if done
-        else [Checkpoint.open(str(one), rotates=other is None) for one in (source, other) if one is not None]
-    )
+    sources = [one for one in (source, other) if one is not None]
+    models = [done.model] if done else [Checkpoint.open(one, rotates=other is None) for one in sources]
     name, none, after = models[0].name, "Lint: no known trap in the config.", list[str]()
     if other is None:
         audits = audits_of(models[0], trained_length=trained_length, target=target)
@@ -89,10 +86,8 @@ def inspect(
     else:
         findings = [*compare(*models, drafter=drafter is not None)]
         name, none = f"{name} (A) and {models[1].name} (B)", "Same: the two rotate alike in every layer."
-        rows = {
-            side: "; ".join(map(summary, audits_of(of))) or "no layer rotates"
-            for side, of in zip("AB", models, strict=True)
-        }
+        sides = zip("AB", models, strict=True)
+        rows = {side: "; ".join(map(summary, audits_of(of))) or "no layer rotates" for side, of in sides}
         document = {"generator": "ropewalk", "models": [each.name for each in models], "same": not findings}
         document |= {"differences": [vars(each) for each in findings]}
     console, wide = plain_console(), max(map(len, rows), default=0) + 4

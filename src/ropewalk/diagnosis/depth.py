@@ -20,12 +20,12 @@ from ropewalk.diagnosis.evidence import groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact
 from ropewalk.diagnosis.plan import CROP, Design, Job
 from ropewalk.diagnosis.prepare import open_model, plan_of
-from ropewalk.diagnosis.reading import answers_of, at_once, duration, fitting_workers
+from ropewalk.diagnosis.reading import answers_of, at_once, fitting_workers
 from ropewalk.diagnosis.record import Diagnosis, Measurement, aligned
 from ropewalk.diagnosis.run import Opened, RunInterrupted, resumed
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.figures.style import tokens
-from ropewalk.progress import Progress, expect, say, shown
+from ropewalk.progress import Progress, duration, expect, say, shown
 from ropewalk.statistics import counted
 
 KIND, MAP_FORMAT = "map", 1  # of the ledger; a change of how a window is filled or read takes the next number

@@ -23,7 +23,7 @@ from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, re
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
 from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Plan, Text, make_plan, runs_in
-from ropewalk.diagnosis.reading import Clock, Pace, answers_of, duration
+from ropewalk.diagnosis.reading import Clock, Pace, answers_of
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import TIMES, DoctorRun, Opened
 from ropewalk.diagnosis.scaling import settle_reading
@@ -31,7 +31,7 @@ from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource,
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
 from ropewalk.precision import chosen_dtype
-from ropewalk.progress import Progress, shown
+from ropewalk.progress import Progress, duration, shown
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.plan import ServeConfig, serving_plan
 from ropewalk.serving.served import Served
@@ -215,11 +215,10 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
     runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
     if chosen:  # what the engine cannot run is measured only if it is named
         able = [name for name in names if name in plan.distinct and runs[name] and METHODS[name].extends]
-        names = [name for name in names if name in able[:most_compared] or METHODS[name].keeps_own]
-        plan = make_plan(reader, design, names or [PLAIN])
+        names = [PLAIN, CROP, *able[:most_compared], *(name for name in names if METHODS[name].keeps_own)]
     place = {name: number for number, name in enumerate(names)}
-    last = len(place)
-    order = sorted(plan.positions, key=lambda x: (x != PLAIN, x == CROP, not runs.get(x, True), place.get(x, last)))
+    kept = [name for name in plan.positions if not chosen or name in place]
+    order = sorted(kept, key=lambda x: (x != PLAIN, x == CROP, not runs[x], place.get(x, len(place))))
     layout, told, filled, windows = teller.layout(trained, target), set[tuple[str, str]](), [], []
     for text, start in design.places([len(text.tokens) for text in texts]):
         of = texts[text]
@@ -228,6 +227,7 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
         windows.append(_entry(design, of, text, start, filled[-1], opened.vocabulary))
     return dataclasses.replace(
         plan, positions={name: plan.positions[name] for name in order}, engines=engines, texts=texts,
+        same_as={name: first for name, first in plan.same_as.items() if {name, first} <= {*order}},
         filled=tuple(filled), windows=tuple(windows),
     )  # fmt: skip
 

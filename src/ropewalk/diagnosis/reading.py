@@ -258,20 +258,3 @@ class Pace:
             * (self.per_token * job.tokens + self.per_pair * job.pairs)
             for job in jobs
         )
-
-
-def duration(seconds: float) -> str:
-    """Return a time in one or two units, rounded for an estimate.
-
-    >>> [duration(seconds) for seconds in (0.4, 52, 100, 3000, 8000, 200_000)]
-    ['1 s', '50 s', '2 min', '50 min', '2 h 15 min', '56 h']
-    """
-    if seconds < 10:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 90:
-        return f"{5 * round(seconds / 5)} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, rest = divmod(5 * round(minutes / 5), 60)
-    return f"{hours} h {rest} min" if rest and hours < 10 else f"{round(minutes / 60)} h"

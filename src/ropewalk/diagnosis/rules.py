@@ -237,21 +237,17 @@ def headline(decision: Decision, trained: int, place: str = "") -> str:
     >>> headline(Decision("extend", "yarn", 12288), 8192)
     'Extend with yarn to 12,288 tokens.'
     """
-    if decision.action == "extend":
-        return f"Extend with {decision.method} to {decision.length:,} tokens{place}."
-    if decision.action == "keep":
-        if decision.length is None:
-            return f"Keep the model unchanged: it uses text beyond {trained:,} tokens; how far is not known."
-        return f"Keep the model unchanged: it reaches {decision.length:,} tokens."
-    if decision.action == "cut":
-        return f"Cut: pass the model only its last {trained:,} tokens."
-    if decision.action == "undecided":
-        return "Not decided."
+    length = f"{decision.length or 0:,} tokens"
+    unknown = f"uses text beyond {trained:,} tokens; how far is not known"
     return {
+        "extend": f"Extend with {decision.method} to {length}{place}.",
+        "keep": f"Keep the model unchanged: it {unknown if decision.length is None else f'reaches {length}'}.",
+        "cut": f"Cut: pass the model only its last {trained:,} tokens.",
+        "undecided": "Not decided.",
         "weights": "Unfit: the model predicts this text hardly better than at random.",
         "text": "Unfit: the model does not predict this text.",
         "facts": "Unfit: the model finds no facts even within its trained length.",
-    }[decision.reason or "text"]
+    }[decision.reason or decision.action]
 
 
 def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, place: str) -> tuple[str, ...]:
@@ -324,10 +320,10 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     if one.broken:
         return "gave up", f"gave up: {WORDS['gave up']}"
     if one.loss is not None and one.loss.value > LOSS_LIMIT:
-        above = f"{one.loss.value:.{_digits(one.loss, LOSS_LIMIT)}f} nats per token above a cut prompt's"
+        above = f"{_over(one.loss, LOSS_LIMIT)} above a cut prompt's"
         return "loses the text", f"loses the text: its loss is {above} (limit {LOSS_LIMIT:.2f})"
     if one.cost is not None and one.cost.value > COST_LIMIT:
-        cost = _cost(one.cost, f".{_digits(one.cost, COST_LIMIT)}f")
+        cost = f"{_over(one.cost, COST_LIMIT)} within the trained length"
         return "costs too much", f"costs {cost} (limit {COST_LIMIT:.2f})"
     if _finds(evidence, name):
         return "", ""
@@ -344,13 +340,13 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     return cell, said
 
 
-def _digits(mean: Mean, limit: float) -> int:
-    """Return how many decimals show that a mean is not its limit."""
-    return 3 if round(mean.value, 2) == limit else 2
+def _over(mean: Mean, limit: float) -> str:
+    """Return a mean with as many decimals as show that it is not its limit."""
+    return f"{mean.value:.{3 if round(mean.value, 2) == limit else 2}f} nats per token"
 
 
-def _cost(cost: Mean, form: str = "+.2f") -> str:
-    return f"{cost.value:{form}} nats per token within the trained length"
+def _cost(cost: Mean) -> str:
+    return f"{cost.value:+.2f} nats per token within the trained length"
 
 
 def _finding(evidence: Evidence, name: str, but: str) -> str:

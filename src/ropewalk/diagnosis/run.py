@@ -19,7 +19,7 @@ from ropewalk.checkpoints.reader import Advance, Reader
 from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import Filled, Teller
 from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, runs_in
-from ropewalk.diagnosis.reading import Clock, Pace, at_once, duration, fitting_workers, read_job
+from ropewalk.diagnosis.reading import Clock, Pace, at_once, fitting_workers, read_job
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
@@ -28,7 +28,7 @@ from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL
 from ropewalk.models.decoder import Decoder
-from ropewalk.progress import Progress, expect, say, shown
+from ropewalk.progress import Progress, duration, expect, say, shown
 from ropewalk.records import restored
 from ropewalk.serving.serve import setting_command
 from ropewalk.statistics import counted
