@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from pathlib import Path
@@ -27,7 +28,8 @@ from ropewalk.diagnosis.facts import (
     chance_of,
     ids_after,
 )
-from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.plan import Text
+from ropewalk.diagnosis.prepare import open_model, plan_of, prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.statistics import binomial_interval
@@ -124,13 +126,15 @@ def test_no_pair_returns(kind: str) -> None:
 
 def test_the_facts_of_runs(tmp_path: Path) -> None:
     """The same command has the same; another text or seed has others. No pair returns, and no window overlaps."""
-    parts = [novel(start, 16_000) for start in (100_000, 100_000, 130_000)]
+    parts = [[("part", novel(start, 16_000))] for start in (100_000, 100_000, 130_000)]
+    opened = open_model("tiny", DoctorSettings(target=512, text=parts[0], state=tmp_path))
 
-    def facts_of(part: str, seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
-        settings = DoctorSettings(target=512, text=[("part", part)], state=tmp_path, seed=seed)
-        run = prepare("tiny", settings, progress=False)
-        starts = sorted(window.start for window in run.plan.windows)
-        return [(fact.name, fact.value) for one in run.plan.filled for fact in one.facts], starts
+    def facts_of(part: list[tuple[str, str]], seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
+        settings = dataclasses.replace(opened.settings, seed=seed)
+        texts = Text.encode(part, opened.reader.tokenizer)
+        plan = plan_of(dataclasses.replace(opened, settings=settings, texts=texts), 512, 3)
+        starts = sorted(window.start for window in plan.windows)
+        return [(fact.name, fact.value) for one in plan.filled for fact in one.facts], starts
 
     (one, starts), (same, _), (other, _) = map(facts_of, parts)
     seeded, _ = facts_of(parts[0], seed=1)

@@ -53,6 +53,12 @@ class Text:
         return tuple(cls(name, contents, tokenizer.encode(contents)) for name, contents in texts)
 
 
+def characters_of(texts: Sequence[Text], tokens: int) -> int:
+    """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
+    characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
+    return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Design:
     """The windows of a measurement. Lengths are in tokens.

@@ -22,7 +22,7 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
-from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Plan, Text, make_plan, runs_in
+from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Plan, Text, characters_of, make_plan, runs_in
 from ropewalk.diagnosis.reading import Clock, Pace, answers_of
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import TIMES, DoctorRun, Opened
@@ -273,8 +273,8 @@ def _too_short(texts: Sequence[Text], settings: DoctorSettings, trained: int, te
     return RopeError(
         "doctor: the text is too short.",
         facts={"tokens of the longest text": _longest(texts), "trained_length": trained},
-        cure=f"Give a text of at least {least:,} tokens, about {_characters(texts, least):,} characters; "
-        f"about {_characters(texts, MOST_WINDOWS * target):,} hold {MOST_WINDOWS} windows of {target:,} tokens.",
+        cure=f"Give a text of at least {least:,} tokens, about {characters_of(texts, least):,} characters; "
+        f"about {characters_of(texts, MOST_WINDOWS * target):,} hold {MOST_WINDOWS} windows of {target:,} tokens.",
     )
 
 
@@ -286,14 +286,8 @@ def _short_text(chosen: Plan, texts: Sequence[Text]) -> list[str]:
     needed = -(-6 * GROUP // far)
     return [
         f"The text holds {counted(windows, 'window')} with {far * windows} far facts, too few for most answers; "
-        f"{counted(needed, 'window')} need about {_characters(texts, needed * chosen.design.target):,} characters."
+        f"{counted(needed, 'window')} need about {characters_of(texts, needed * chosen.design.target):,} characters."
     ]
-
-
-def _characters(texts: Sequence[Text], tokens: int) -> int:
-    """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
-    characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
-    return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
 
 
 def _teller(

@@ -18,7 +18,7 @@ from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.reader import Advance, Reader
 from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import Filled, Teller
-from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, runs_in
+from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, characters_of, runs_in
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, fitting_workers, read_job
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
@@ -356,7 +356,7 @@ class DoctorRun:
             return again(windows=None), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
             return self._others()
-        characters = 1000 * math.ceil(LOOKS[-1] * sum(len(text.contents) for text in self.plan.texts) / planned / 1000)
+        characters = characters_of(self.plan.texts, LOOKS[-1] * self.plan.design.target)
         return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."
 
     def _others(self) -> tuple[str | None, str]:
