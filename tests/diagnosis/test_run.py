@@ -179,7 +179,7 @@ def test_a_changed_record_is_refused(answer: Diagnosis, change: Any) -> None:
 
 def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: Path) -> None:
     """Ctrl-C in the second window: the answer so far; the same command goes on, to the same numbers."""
-    settings = DoctorSettings(**ANSWERED, windows=2, state=tmp_path)
+    settings = DoctorSettings(**ANSWERED, windows=2, minutes=math.inf, state=tmp_path)
 
     class Stop(SilentProgress):
         begun = 0
@@ -194,6 +194,7 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
         prepare("tiny", settings, False).measure(Stop())
     assert stopped.value.diagnosis is not None
     assert stopped.value.diagnosis.verdict.stopped == "Ctrl-C"
+    assert "inf" not in stopped.value.diagnosis.verdict.next_sentence
     assert stopped.value.kept >= 4
     resumed = prepare("tiny", dataclasses.replace(settings, resume=True), False)
     assert len(resumed.ledger) == stopped.value.kept

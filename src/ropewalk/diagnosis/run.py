@@ -22,7 +22,7 @@ from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, charact
 from ropewalk.diagnosis.reading import Clock, Pace, at_once, fitting_workers, read_job
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
-from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings
+from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import Reach, chosen_methods
@@ -350,7 +350,9 @@ class DoctorRun:
         if stopped is not None:
             further = next((look for look in self.looks if look > count), self.looks[-1])
             seconds = opened.spent + opened.pace.seconds(self.due(further, self.plan.distinct))
-            minutes = max(math.ceil(seconds / 60), opened.settings.minutes or CPU_MINUTES) + 1.0
+            minutes = math.ceil(seconds / 60) + 1.0
+            if stopped == "minutes":
+                minutes = max(minutes, opened.minutes + 1.0)
             return again(minutes=minutes), f"About {minutes:g} minutes in all may decide."
         if self.looks[-1] < planned:
             return again(windows=None), "More windows of the same text may decide."
