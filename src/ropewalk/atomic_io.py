@@ -111,11 +111,14 @@ def parse(text: str | bytes) -> Any:
         raise json.JSONDecodeError(_DEEP, "", 0) from None
     level = [content]
     for _ in range(101):
-        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [value for values in inner for value in values if isinstance(value, dict | list)]
-    if level:
-        raise json.JSONDecodeError(_DEEP, "", 0)
-    return content
+        outer, level = level, []
+        for one in outer:
+            for value in one.values() if isinstance(one, dict) else one if isinstance(one, list) else ():
+                if isinstance(value, dict | list):
+                    level.append(value)
+        if not level:
+            return content
+    raise json.JSONDecodeError(_DEEP, "", 0)
 
 
 def _unreadable(source: str | Path, call: str, cure: str, error: object) -> RopeError:

@@ -73,8 +73,9 @@ def _load() -> tuple[ModuleType | None, str]:
 kernels, why_not = _load()
 
 
-def fresh(out: Tensor) -> Tensor:
-    """Move the memory of a new CPU tensor to huge pages if it is large; return the tensor."""
-    if out.nbytes >= _HUGE and kernels is not None:
-        kernels.use_huge_pages(out)
-    return out
+def fresh(*outs: Tensor) -> tuple[Tensor, ...]:
+    """Move the memory of large ones of new CPU tensors to huge pages; return the tensors."""
+    for out in outs:
+        if out.nbytes >= _HUGE and kernels is not None:
+            kernels.use_huge_pages(out)
+    return outs

@@ -8,12 +8,18 @@ from torch import Tensor
 from ropewalk.compiled import PLAIN, reasons_for_mathematics
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import Float, is_number
-from ropewalk.rotation.backends import choose
-from ropewalk.rotation.backends.autograd import norm_rotated
+from ropewalk.rotation.backends import choose, norm_rotated
 from ropewalk.rotation.backends.request import Norm, Store, Turn
-from ropewalk.rotation.checks import Layout, check_both, overlaps_itself, share_memory
+from ropewalk.rotation.checks import Layout, check
+from ropewalk.rotation.memory import overlaps_itself, share_memory
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
+
+
+def _named(store: Store) -> dict[str, Tensor]:
+    """Return the tensors of a store by their names in errors."""
+    return dict(zip(_STORED, store, strict=True))
+
 
 _STORED = tuple(f"store.{field}" for field in Store._fields)
 
@@ -59,13 +65,14 @@ def qk_norm_rotate(
     >>> bool(torch.allclose(q2.square().mean(-1), torch.ones(1, 3, 8), atol=1e-3))
     True
     """
-    turn, _ = check_both(q, k, cos, sin, Turn(interleaved, scale, False, layout), rotary_dim)
+    xs, turn = {"q": q, "k": k}, Turn(interleaved, scale, False, layout)
+    turn, _ = check(xs, cos, sin, turn, rotary_dim)
     _check_norm(q, k, q_weight, k_weight, eps)
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin])
         q, k, store = _off_the_buffers(q, k, store)
-    names = ("q", "k", "q_weight", "k_weight", "cos", "sin", *_STORED)
-    module = choose(q, backend, k, q_weight, k_weight, cos, sin, *(store or ()), names=names)
+    tensors = {"q": q, "k": k, "q_weight": q_weight, "k_weight": k_weight, "cos": cos, "sin": sin}
+    module = choose(tensors if store is None else {**tensors, **_named(store)}, backend)
     return norm_rotated(module, q, k, cos, sin, turn, Norm(q_weight, k_weight, eps), store)
 
 
@@ -102,7 +109,7 @@ def rotate_store(
     [0.0, 1.0, 1.0, 0.0]
     """
     turn = Turn(interleaved, scale, False, layout)
-    turn, _ = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset)
+    turn, _ = check({"q": q, "k": k}, cos, sin, turn, rotary_dim, rotary_offset)
     if q.dtype != k.dtype or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
         raise RopeError(
             "rotate_store: `q` and `k` must have one dtype, batch and head_dim.",
@@ -111,7 +118,7 @@ def rotate_store(
         )
     _check_store("rotate_store", q, k, store, layout, [q, k, cos, sin])
     q, k, store = _off_the_buffers(q, k, store)
-    module = choose(q, backend, k, cos, sin, *store, names=("q", "k", "cos", "sin", *_STORED))
+    module = choose({"q": q, "k": k, "cos": cos, "sin": sin, **_named(store)}, backend)
     return norm_rotated(module, q, k, cos, sin, turn, None, store)
 
 
@@ -139,7 +146,7 @@ def _check_norm(q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: f
 def _check_store(where: str, q: Tensor, k: Tensor, store: Store, layout: str, inputs: list[Tensor]) -> None:
     """Check that the buffers fit these keys and values, that slots are inside them, and that no gradient is lost."""
     check_kind(where, Store, "Pass rw.fused.Store(keys, values, fresh, slots).", store=store)
-    check_kind(where, Tensor, "Pass tensors.", **{f"store.{name}": x for name, x in store._asdict().items()})
+    check_kind(where, Tensor, "Pass tensors.", **_named(store))
     keys, values, fresh, slots = store
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, fresh)):
         raise RopeError(

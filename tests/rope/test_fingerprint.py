@@ -44,5 +44,5 @@ def test_explicit_frequencies_are_those_of_theta() -> None:
     assert scaled[0].fingerprint() != scaled[1].fingerprint()
     dynamic = dataclasses.replace(BASE, scaling=DynamicNTK())
     assert dynamic.fingerprint(seq_len=64) == BASE.fingerprint() != dynamic.fingerprint(seq_len=128)
-    with pytest.raises(RopeError, match="depend on the length"):
+    with pytest.raises(RopeError, match="depend on the sequence length"):
         dynamic.fingerprint()

@@ -19,8 +19,7 @@ from ropewalk.models.forward_inputs import ForwardInputs, masked_bias
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked
-from ropewalk.rotation.backends import choose
-from ropewalk.rotation.backends.autograd import norm_rotated, rotated
+from ropewalk.rotation.backends import choose, norm_rotated, rotated
 from ropewalk.rotation.backends.request import Turn
 from ropewalk.rotation.checks import check_tables
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -247,8 +246,8 @@ class Attention(nn.Module):
         layout, cache, encoding = inputs.layout, inputs.cache, self.position_encoding
         if self.rotary is not None and not self.remaps:
             rope, (cos, sin, scale) = self.rotary.config, inputs.tables(self.rotary)
-            check_tables(q, cos, sin, rope.interleaved, rope.rotary_dim, "bshd", "q")
-            backend = choose(q, None, k, v, cos, sin)
+            check_tables({"q": q}, cos, sin, rope.interleaved, rope.rotary_dim, "bshd")
+            backend = choose({"q": q, "k": k, "v": v, "cos": cos, "sin": sin})
             turn = Turn(rope.interleaved, scale, False, "bshd")
             store = cache.store(layer, v, layout) if cache is not None and backend.kernels else None
             if cache is not None and store is not None:

@@ -6,12 +6,15 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from functools import lru_cache
 from hashlib import blake2b
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ropewalk.compiled import is_compiling
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face
@@ -51,8 +54,9 @@ def _base(theta: Any) -> float:
     return base
 
 
-def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object) -> None:
-    """Check that sizes are even, and that rotary_dim fits into head_dim."""
+def _check_fields(rope: RopeConfig, head_dim: int, rotary_dim: int) -> None:
+    """Check that sizes are even and fit, and that pairing and the axis of each pair and block are stated."""
+    interleaved: object = rope.interleaved
     if not 2 <= head_dim <= MOST_SIZE or head_dim % 2:
         raise RopeError(
             f"RopeConfig: `head_dim` must be even and from 2 to {MOST_SIZE:,}: features rotate in pairs.",
@@ -73,12 +77,10 @@ def _check_numbers(head_dim: int, rotary_dim: int, interleaved: object) -> None:
             "Meta's Llama, GPT-J, the paper.",
         )
 
-
-def _check_axes(rope: RopeConfig) -> None:
-    """Check that each pair has an axis, and each block of features one."""
     axes, restart = rope.axes, rope.axes_restart
     cure = "False: all axes share one ladder of frequencies (M-RoPE). True: each has its own."
-    check_kind("RopeConfig", bool, cure, axes_restart=restart)
+    if not isinstance(restart, bool):
+        check_kind("RopeConfig", bool, cure, axes_restart=restart)
     if axes is None and restart:
         raise RopeError(
             "RopeConfig: `axes_restart` needs several axes.",
@@ -92,7 +94,8 @@ def _check_axes(rope: RopeConfig) -> None:
             cure=_AXES_CURE,
         )
     cure = "True pairs half-split inside the features of each axis, False across all rotated features."
-    check_kind("RopeConfig", bool, cure, axis_blocks=rope.axis_blocks)
+    if not isinstance(rope.axis_blocks, bool):
+        check_kind("RopeConfig", bool, cure, axis_blocks=rope.axis_blocks)
     in_a_row = axes is not None and len(list(itertools.groupby(axes))) == len(set(axes))
     if rope.axis_blocks and (rope.interleaved or not in_a_row):
         raise RopeError(
@@ -156,21 +159,17 @@ class RopeConfig:
         cure = "Divide with //: hidden_size // num_attention_heads."
         head_dim = _whole("head_dim", self.head_dim, cure)
         rotary_dim = head_dim if self.rotary_dim is None else _whole("rotary_dim", self.rotary_dim, cure)
-        length, axes = self.max_position_embeddings, self.axes
-        if length is not None:
-            length = _whole("max_position_embeddings", length, "Give the length in tokens.")
-        theta = _base(self.theta)
+        check_whole("RopeConfig", max_position_embeddings=self.max_position_embeddings)
+        length, axes, theta = as_whole(self.max_position_embeddings), self.axes, _base(self.theta)
         if axes is not None:
             axes = tuple(-1 if axis is None else axis for axis in map(as_whole, as_tuple(axes)))
             if not axes or -1 in axes:
                 rule = "RopeConfig: `axes` must be whole numbers, one for each pair."
                 raise RopeError(rule, facts={"axes": self.axes}, cure=_AXES_CURE)
-        _check_numbers(head_dim, rotary_dim, self.interleaved)
-        check_whole("RopeConfig", max_position_embeddings=length)
         numbers: dict[str, Any] = {"head_dim": head_dim, "rotary_dim": rotary_dim, "max_position_embeddings": length}
         for name, value in {**numbers, "theta": theta, "axes": axes}.items():
             object.__setattr__(self, name, value)
-        _check_axes(self)
+        _check_fields(self, head_dim, rotary_dim)
         if self.scaling is not None:
             if not isinstance(self.scaling, Scaling):
                 raise RopeError(
@@ -276,8 +275,27 @@ class RopeConfig:
         of_axis = [tuple(p for p, a in enumerate(self.axes) if a == axis) for axis in range(self.num_axes)]
         return tuple(Ladder(self.theta, 2 * len(columns), columns, limit) for columns in of_axis)
 
-    def columns_at(self, seq_len: int | None) -> tuple[float, ...]:
-        """Return the inverse frequency of each pair, computed anew; `frequencies.columns_of` remembers them."""
+    def columns_at(self, seq_len: int | None = None) -> tuple[float, ...]:
+        """Return the inverse frequency of each pair, radians per token.
+
+        Raises `RopeError` if the frequencies depend on the length, and `seq_len` is missing or no number of tokens.
+        """
+        if self.scaling is None or not self.scaling.needs_seq_len:
+            seq_len = None
+        else:
+            self._check_length(seq_len)
+        return self._columns(seq_len) if is_compiling() else _columns_memo(self, seq_len)
+
+    def _check_length(self, seq_len: object) -> None:
+        if not isinstance(seq_len, torch.SymInt) and (as_whole(seq_len) or 0) < 1:
+            raise RopeError(
+                f"RopeConfig: the frequencies of {type(self.scaling).__name__} depend on the sequence length, and "
+                "`seq_len` must be a whole number of tokens, at least 1.",
+                facts={"seq_len": seq_len, "max_position_embeddings": self.max_position_embeddings},
+                cure="Pass seq_len=...: the total length that the window or the cache will reach.",
+            )
+
+    def _columns(self, seq_len: int | None) -> tuple[float, ...]:
         if self.inv_freq is not None:
             return self.inv_freq
         columns = [0.0] * self.pairs
@@ -287,7 +305,7 @@ class RopeConfig:
                 columns[column] = value
         return tuple(columns)
 
-    def attention_factor_at(self, seq_len: int | None) -> float:
+    def attention_factor_at(self, seq_len: int | None = None) -> float:
         """Return the factor of queries and of keys; 1.0 without YaRN or LongRoPE."""
         return 1.0 if self.scaling is None else self.scaling.attention_factor_at(self.max_position_embeddings, seq_len)
 
@@ -342,12 +360,6 @@ class RopeConfig:
         numbers = as_tuple(layers)
         if None in map(as_whole, numbers) or not isinstance(layers, Iterable):
             raise RopeError("fingerprint: `layers` must be whole numbers.", facts={"layers": layers}, cure="Pass 0, 1.")
-        if self.needs_seq_len and as_whole(seq_len) is None:
-            raise RopeError(
-                "fingerprint: the frequencies depend on the length.",
-                facts={"scaling": self.scaling},
-                cure="Pass seq_len, the length that the keys were rotated under.",
-            )
         length = as_whole(seq_len)
         digits = [f"{value:.12e}" for value in (*self.columns_at(length), self.attention_factor_at(length))]
         parts = (self.head_dim, self.pairs, self.interleaved, self.blocks, self.axes, digits)
@@ -465,6 +477,9 @@ class RopeConfig:
         if rotary_dim != self.head_dim:
             block["partial_rotary_factor"] = fraction_of(rotary_dim, self.head_dim)
         return block if self.axes is None else block | sections_of(self.axes)
+
+
+_columns_memo = lru_cache(maxsize=1024)(RopeConfig._columns)  # the key is the whole config, and no value a tensor
 
 
 def indexer_rope(

@@ -62,11 +62,7 @@ def check_config(config: object, where: str) -> None:
 
 def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, ...]:
     """Return the inverse frequency of each pair as Python floats, the input of `make_tables`."""
-    seq_len = seq_len if config.needs_seq_len else None
-    return config.columns_at(seq_len) if torch.compiler.is_compiling() else _columns_memo(config, seq_len)
-
-
-_columns_memo = lru_cache(maxsize=1024)(RopeConfig.columns_at)  # the key is the whole config, and no value a tensor
+    return config.columns_at(seq_len)
 
 
 def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:

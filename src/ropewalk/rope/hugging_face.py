@@ -400,9 +400,11 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
         refuse_null(block, "partial_rotary_factor")
     if in_block is None and family.partial is not None:
         refuse_null(fields, *family.fraction_keys)
-    entries = (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct"))
-    fractions = {key: fraction(value, key) for key, value in filter(None, entries)}
-    stated = {key: int(head_dim * share) for key, share in fractions.items()}
+    fractions, stated = dict[str, float](), dict[str, int]()
+    for entry in (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct")):
+        if entry is not None:
+            fractions[entry[0]] = share = fraction(entry[1], entry[0])
+            stated[entry[0]] = int(head_dim * share)
     if family.mla and family.slice_of:
         width = sum(size({**family.defaults, **fields}, key) or 0 for key in family.slice_of)
         share = next(iter(fractions.values()), head_dim / (width or 1) if family.partial is None else family.partial)

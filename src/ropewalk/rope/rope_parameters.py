@@ -65,20 +65,17 @@ def rule_of(block: Mapping[str, Any], meanings: Mapping[str, tuple[str, str | No
     """
     stated = block.get("rope_type", block.get("type", "default"))
     if not isinstance(stated, str):
-        raise RopeError(
-            "from_hf: `rope_type` must be a string.",
-            facts={"rope_type": stated},
-            cure=f"Known: {', '.join(rope_types())}.",
-        )
+        cure = f"Known: {', '.join(rope_types())}."
+        raise RopeError("from_hf: `rope_type` must be a string.", facts={"rope_type": stated}, cure=cure)
+    if stated in _PLAIN:
+        return None
     meant, key = meanings.get(stated, ("", ""))
-    if key is None or block.get(key):
-        return next(rule for rule in RULES.values() if rule.rope_type == meant)
-    rule = next((rule for rule in RULES.values() if stated in rule.hf_names), None)
-    if rule is None and stated not in _PLAIN:
-        raise RopeError(
-            "from_hf: unknown `rope_type`.", facts={"rope_type": stated}, cure=nearest(stated, rope_types())
-        )
-    return rule
+    special = key is None or block.get(key)
+    for rule in RULES.values():
+        if rule.rope_type == meant if special else stated in rule.hf_names:
+            return rule
+    cure = nearest(stated, rope_types())
+    raise RopeError("from_hf: unknown `rope_type`.", facts={"rope_type": stated}, cure=cure)
 
 
 def check_keys(block: Mapping[str, Any], rule: type[Scaling] | None, further: Iterable[str]) -> None:
@@ -176,9 +173,9 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
         raise _no_name(layer_type, fields.get("layer_types"))
     blocks = blocks_of_layers(config)
     flat = blocks.pop(None, None)
-    named = {str(label): block for label, block in blocks.items()}
     if layer_type is None and flat is not None:
         return flat
+    named = {str(label): block for label, block in blocks.items()}
     if layer_type is None or (flat is None and all(block is None for block in named.values())):
         return _only(config, named)
     layer_type, types = family.block_of.get(layer_type, layer_type), fields.get("layer_types") or ()

@@ -39,7 +39,7 @@ def make_tables(
     **Arguments:**
     - `position_ids`: tokens, `[..., seq]`; with `axes`, `[..., seq, axes]`. Integers of any sign, or reals.
     - `inv_freq`: inverse frequency of each pair, radians per token.
-    - `axes`: axis of each pair; None is one axis.
+    - `axes`: axis of each pair; None, or only 0, is one axis.
     - `dtype`: float32 or float64.
 
     **Returns:** two tensors `[..., seq, pairs]` of `dtype`.
@@ -51,34 +51,19 @@ def make_tables(
     >>> cos.shape, cos.dtype
     (torch.Size([2, 2]), torch.float32)
     """
+    axes = axes if axes is not None and any(axes) else None
     if position_ids.device.type in _WITHOUT_FLOAT64:
         return _tables_without_float64(position_ids, inv_freq, axes, dtype)
-    if _compiled_may(position_ids):
-        return _compiled_tables(position_ids, inv_freq, axes, dtype)
-    positions = _per_pair(position_ids, axes).to(torch.float64)
-    angles = positions * torch.tensor(inv_freq, dtype=torch.float64, device=positions.device)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def _compiled_may(position_ids: Tensor) -> bool:
-    """Return whether the extension can compute the tables: plain eager tensors on the CPU, without gradients."""
-    if kernels is None or reasons_for_mathematics(position_ids) or not position_ids.is_cpu:
-        return False
-    return not position_ids.requires_grad and position_ids.dtype != torch.uint64
-
-
-def _compiled_tables(
-    position_ids: Tensor,
-    inv_freq: Sequence[float],
-    axes: tuple[int, ...] | None,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """Return the same tables from the extension, which computes both functions in one pass on every core."""
+    plain = kernels is not None and not reasons_for_mathematics(position_ids) and position_ids.is_cpu
+    if not plain or position_ids.requires_grad or position_ids.dtype == torch.uint64:
+        positions = _per_pair(position_ids, axes).to(torch.float64)
+        angles = positions * torch.tensor(inv_freq, dtype=torch.float64, device=positions.device)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
     wanted = torch.float64 if position_ids.is_floating_point() else torch.int64
     shape = position_ids.shape if axes is None else position_ids.shape[:-1]
     flat = position_ids.to(wanted).reshape(shape.numel(), 1 if axes is None else position_ids.shape[-1])
-    cos = fresh(torch.empty(*shape, len(inv_freq), dtype=dtype, device="cpu"))
-    sin = fresh(torch.empty_like(cos))
+    cos = torch.empty(*shape, len(inv_freq), dtype=dtype, device="cpu")
+    cos, sin = fresh(cos, torch.empty_like(cos))
     kernels.tables(torch.get_num_threads(), flat, tuple(inv_freq), axes, cos, sin)  # type: ignore[union-attr]
     return cos, sin
 

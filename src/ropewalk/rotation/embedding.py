@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, check_config, columns_of
+from ropewalk.rope.frequencies import check_config
 from ropewalk.rope.tables import (
     COORDINATES,
     check_position_ids,
@@ -18,9 +18,9 @@ from ropewalk.rope.tables import (
     text_positions,
 )
 from ropewalk.rope.values import Float, Real, as_whole
+from ropewalk.rotation.backends import turned
 from ropewalk.rotation.backends.request import Turn
-from ropewalk.rotation.checks import Layout, check_both, check_one, check_rows, token_count
-from ropewalk.rotation.rotate import rotate_both, rotate_one
+from ropewalk.rotation.checks import Layout, check, check_rows, token_count
 
 
 class RotaryEmbedding(nn.Module):
@@ -50,11 +50,11 @@ class RotaryEmbedding(nn.Module):
     @property
     def attention_factor(self) -> float:
         """Return the factor of queries and of keys; 1.0 without YaRN or LongRoPE."""
-        return self.attention_factor_at(None)
+        return self.config.attention_factor_at(None)
 
     def attention_factor_at(self, seq_len: int | None = None) -> float:
         """Return the attention factor at a sequence length (tokens); only Phi-3.5-MoE's depends on it."""
-        return attention_factor_of(self.config, seq_len)
+        return self.config.attention_factor_at(seq_len)
 
     def cos_sin(
         self,
@@ -86,27 +86,7 @@ class RotaryEmbedding(nn.Module):
                 facts={"dtype": dtype},
                 cure="Leave `dtype` out; rotate takes queries of any float dtype.",
             )
-        return self._cos_sin(position_ids, seq_len, dtype)
-
-    def _cos_sin(self, position_ids: Tensor, seq_len: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the tables of checked positions."""
-        config = self.config
-        if config.needs_seq_len:
-            given: Any = seq_len
-            if given is None:
-                raise RopeError(
-                    f"cos_sin: the frequencies of {type(config.scaling).__name__} depend on the sequence length.",
-                    facts={"position_ids": position_ids, "max_position_embeddings": config.max_position_embeddings},
-                    cure="Pass seq_len=...: the total length that the window or the cache will reach.",
-                )
-            if not isinstance(given, int | torch.SymInt) or isinstance(given, bool) or given < 1:
-                raise RopeError(
-                    "cos_sin: `seq_len` must be a whole number of tokens, at least 1.",
-                    facts={"seq_len": given},
-                    cure="Pass the total length that the window or the cache will reach, as an int.",
-                )
-        axes = None if config.num_axes == 1 else config.axes
-        return make_tables(position_ids, columns_of(config, seq_len), axes, dtype=dtype)
+        return make_tables(position_ids, self.config.columns_at(seq_len), self.config.axes, dtype=dtype)
 
     def forward(
         self,
@@ -131,21 +111,7 @@ class RotaryEmbedding(nn.Module):
         **Returns:** queries and keys, each in its own shape and dtype.
         **Raises:** `RopeError` as `rotate_qk` and `cos_sin` do.
         """
-        position_ids = self._positions(q, "q", position_ids, offset, layout)
-        cos, sin, turn = self._prepared(q, position_ids, seq_len, layout, False)
-        try:
-            turns = check_both(q, k, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace)
-        except RopeError:
-            self._refuse({"q": q, "k": k}, position_ids, turn)
-            raise
-        if q.shape[-1] != self.config.head_dim or k.shape[-1] != self.config.head_dim:
-            self._check_heads(q, turns[0], "q")
-            self._check_heads(k, turns[1], "k")
-        if not self.config.axis_blocks:
-            return rotate_both(q, k, cos, sin, turns, inplace, None)
-        for columns, first in blocks_of(self.config):
-            of_q, of_k = (turn._replace(rotary_offset=turn.rotary_offset + first) for turn in turns)
-            q, k = rotate_both(q, k, cos[..., columns], sin[..., columns], (of_q, of_k), inplace, None)
+        q, k = self._turned({"q": q, "k": k}, position_ids, offset, seq_len, layout, rotary_offset, inplace=inplace)
         return q, k
 
     def rotate(
@@ -163,28 +129,47 @@ class RotaryEmbedding(nn.Module):
         backend: str | None = None,
     ) -> Tensor:
         """Rotate one tensor as `forward` rotates queries; the other arguments are those of `rotate`."""
-        position_ids = self._positions(x, "x", position_ids, offset, layout)
-        cos, sin, turn = self._prepared(x, position_ids, seq_len, layout, inverse)
-        try:
-            turn = check_one(x, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace, out)
-        except RopeError:
-            self._refuse({"x": x}, position_ids, turn)
-            raise
-        self._check_heads(x, turn, "x")
-        return self._rotated(x, cos, sin, turn, inplace, out, backend)
+        (x,) = self._turned(
+            {"x": x}, position_ids, offset, seq_len, layout, rotary_offset, inverse, inplace, out, backend
+        )
+        return x
 
-    def _rotated(
-        self, x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
-    ) -> Tensor:
-        """Rotate a tensor by checked arguments; the last of several blocks writes into `out`."""
-        if not self.config.axis_blocks:
-            return rotate_one(x, cos, sin, turn, inplace, out, backend)
+    def _turned(
+        self, xs: dict[str, Tensor], position_ids: Tensor | None, offset: int, seq_len: int | None, layout: Layout,
+        rotary_offset: int | tuple[int, int], inverse: bool = False, inplace: bool = False, out: Tensor | None = None,
+        backend: str | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """Rotate a tensor, or queries and keys: positions, tables, checks, and the rotation of each block."""
+        config, (name, x) = self.config, next(iter(xs.items()))
+        ids = self._positions(x, name, position_ids, offset, layout)
+        turn = Turn(config.interleaved, config.attention_factor_at(seq_len), inverse, layout)
+        dtype = torch.float64 if getattr(x, "dtype", None) == torch.float64 else torch.float32
+        cos, sin = make_tables(ids, config.columns_at(seq_len), config.axes, dtype=dtype)
+        try:
+            turns = check(xs, cos, sin, turn, config.rotary_dim, rotary_offset, inplace, out)
+        except RopeError:
+            check_rows("RotaryEmbedding", xs, ids, layout, config.num_axes)
+            self._check_heads(xs, [turn] * len(xs))
+            raise
+        for one in xs.values():
+            if one.shape[-1] != config.head_dim:
+                self._check_heads(xs, turns)
+        if not config.axis_blocks:
+            return turned(xs, cos, sin, turns, inplace, out, backend)
+        return self._turned_by_block(xs, cos, sin, turns, inplace, out, backend)
+
+    def _turned_by_block(
+        self, xs: dict[str, Tensor], cos: Tensor, sin: Tensor, turns: list[Turn], inplace: bool, out: Tensor | None,
+        backend: str | None,
+    ) -> list[Tensor]:  # fmt: skip
+        """Rotate one block of features after the other; the last writes into `out`."""
         blocks = blocks_of(self.config)
         for columns, first in blocks:
-            own = turn._replace(rotary_offset=turn.rotary_offset + first)
+            own = [turn._replace(rotary_offset=turn.rotary_offset + first) for turn in turns]
             target = out if first == blocks[-1][1] else None
-            x = rotate_one(x, cos[..., columns], sin[..., columns], own, inplace, target, backend)
-        return x
+            new = turned(xs, cos[..., columns], sin[..., columns], own, inplace, target, backend)
+            xs = dict(zip(xs, new, strict=True))
+        return new
 
     def shift(
         self,
@@ -221,12 +206,14 @@ class RotaryEmbedding(nn.Module):
         True
         """
         tokens = token_count(keys, "keys", layout)
-        cos, sin, turn = self._prepared(keys, self._deltas(keys, delta, tokens, layout), seq_len, layout, False)
+        ids, config, xs = self._deltas(keys, delta, tokens, layout), self.config, {"keys": keys}
+        dtype = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        cos, sin = make_tables(ids, config.columns_at(seq_len), config.axes, dtype=dtype)
         cos, sin = (table.expand(*table.shape[:-2], tokens, table.shape[-1]) for table in (cos, sin))
-        turn = turn._replace(scale=1.0)
-        turn = check_one(keys, cos, sin, turn, self.config.rotary_dim, rotary_offset, inplace, None, "keys")
-        self._check_heads(keys, turn, "keys")
-        return self._rotated(keys, cos, sin, turn, inplace, None, None)
+        turn = Turn(config.interleaved, 1.0, False, layout)
+        turns = check(xs, cos, sin, turn, config.rotary_dim, rotary_offset, inplace)
+        self._check_heads(xs, turns)
+        return self._turned_by_block(xs, cos, sin, turns, inplace, None, None)[0]
 
     def _deltas(self, keys: Tensor, delta: int | Tensor, tokens: int, layout: Layout) -> Tensor:
         """Return `delta` as position ids, with one row if all keys move alike."""
@@ -247,31 +234,26 @@ class RotaryEmbedding(nn.Module):
             cure="Pass [seq], [batch, seq] or [batch, 1]; of several axes [seq, axes], [batch, seq, axes], [1, axes].",
         )
 
-    def _refuse(self, xs: dict[str, Tensor], position_ids: Tensor, turn: Turn) -> None:
-        """Raise `RopeError` if positions or heads do not fit: the user passed these, and no tables."""
-        check_rows("RotaryEmbedding", xs, position_ids, turn.layout, self.config.num_axes)
-        for name, x in xs.items():
-            self._check_heads(x, turn, name)
-
-    def _check_heads(self, x: Tensor, turn: Turn, name: str) -> None:
+    def _check_heads(self, xs: dict[str, Tensor], turns: list[Turn]) -> None:
         """Raise `RopeError` for heads of a different width than the config's; an offset of the rotation allows more."""
-        if x.shape[-1] != self.config.head_dim and not turn.rotary_offset:
-            raise RopeError(
-                f"RotaryEmbedding: heads of `{name}` must have the config's `head_dim` features.",
-                facts={name: x, "head_dim": self.config.head_dim, "rotary_dim": self.config.rotary_dim},
-                cure=f"If a part of each head rotates, pass RopeConfig({x.shape[-1]}, rotary_dim=...).",
-            )
+        for (name, x), turn in zip(xs.items(), turns, strict=True):
+            if x.shape[-1] != self.config.head_dim and not turn.rotary_offset:
+                raise RopeError(
+                    f"RotaryEmbedding: heads of `{name}` must have the config's `head_dim` features.",
+                    facts={name: x, "head_dim": self.config.head_dim, "rotary_dim": self.config.rotary_dim},
+                    cure=f"If a part of each head rotates, pass RopeConfig({x.shape[-1]}, rotary_dim=...).",
+                )
 
     def _positions(self, x: Tensor, name: str, position_ids: Any, offset: Any, layout: Layout) -> Tensor:
         """Return checked positions of the tokens of `x`: the given ones, or `offset`, `offset` + 1, ..."""
-        first: Any = offset if isinstance(offset, torch.SymInt) else as_whole(offset)
+        first: Any = offset if type(offset) is int or isinstance(offset, torch.SymInt) else as_whole(offset)
         if first is None:
             raise RopeError(
                 "RotaryEmbedding: `offset` must be a whole number of tokens.",
                 facts={"offset": offset},
                 cure="For rows that start at different positions pass position_ids [batch, seq].",
             )
-        axes = self.config.num_axes
+        axes = 1 if self.config.axes is None else self.config.num_axes
         if position_ids is None:
             if self.config.axes_restart:
                 raise RopeError(
@@ -296,14 +278,6 @@ class RotaryEmbedding(nn.Module):
         check_position_ids(position_ids, axes, "RotaryEmbedding")
         checked: Tensor = position_ids
         return checked
-
-    def _prepared(
-        self, x: Tensor, position_ids: Tensor, seq_len: int | None, layout: Layout, inverse: bool
-    ) -> tuple[Tensor, Tensor, Turn]:
-        """Return tables and a `Turn`."""
-        turn = Turn(self.config.interleaved, attention_factor_of(self.config, seq_len), inverse, layout)
-        exact = getattr(x, "dtype", None) == torch.float64
-        return *self._cos_sin(position_ids, seq_len, torch.float64 if exact else torch.float32), turn
 
 
 def blocks_of(config: RopeConfig) -> list[tuple[slice, int]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ropewalk.rope.values import Float
-from ropewalk.rotation.backends import choose
-from ropewalk.rotation.backends.autograd import note_written, rotated
-from ropewalk.rotation.backends.request import Backend, Turn
-from ropewalk.rotation.checks import Layout, check_both, check_one, share_memory
+from ropewalk.rotation.backends import turned
+from ropewalk.rotation.backends.request import Turn
+from ropewalk.rotation.checks import Layout, check
 
 
 def rotate(
@@ -57,9 +55,9 @@ def rotate(
     >>> rotate(x, *quarter, interleaved=True).flatten().tolist()
     [0.0, 1.0]
     """
-    turn = Turn(interleaved, scale, inverse, layout)
-    turn = check_one(x, cos, sin, turn, rotary_dim, rotary_offset, inplace, out)
-    return rotate_one(x, cos, sin, turn, inplace, out, backend)
+    xs, turn = {"x": x}, Turn(interleaved, scale, inverse, layout)
+    turns = check(xs, cos, sin, turn, rotary_dim, rotary_offset, inplace, out)
+    return turned(xs, cos, sin, turns, inplace, out, backend)[0]
 
 
 def rotate_qk(
@@ -91,56 +89,7 @@ def rotate_qk(
     >>> bool((q2 == q).all() and (k2 == k).all())
     True
     """
-    turn = Turn(interleaved, scale, inverse, layout)
-    turns = check_both(q, k, cos, sin, turn, rotary_dim, rotary_offset, inplace)
-    return rotate_both(q, k, cos, sin, turns, inplace, backend)
-
-
-def rotate_one(
-    x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, inplace: bool, out: Tensor | None, backend: str | None
-) -> Tensor:
-    """Rotate one tensor by checked arguments."""
-    module = choose(x, backend, cos, sin)
-    if inplace or out is not None:
-        return _rotate_into(module, x, cos, sin, turn, out)
-    return rotated(module, [x], cos, sin, turn)[0]
-
-
-def rotate_both(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turns: tuple[Turn, Turn], inplace: bool, backend: str | None
-) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys by checked arguments, each by its `Turn`."""
-    turn, of_k = turns
-    module = choose(q, backend, k, cos, sin, names=("q", "k", "cos", "sin"))
-    if inplace and not module.kernels:
-        first = _rotate_into(module, q, cos, sin, turn, None)
-        return first, _rotate_into(module, k, cos, sin, of_k, None)
-    if (
-        (turn is of_k or turn == of_k)
-        and q.dtype == k.dtype
-        and q.shape[0] == k.shape[0]
-        and q.shape[-1] == k.shape[-1]
-    ):
-        both = rotated(module, [q, k], cos, sin, turn, inplace=inplace)
-        return both[0], both[1]
-    first = rotated(module, [q], cos, sin, turn, inplace=inplace)[0]
-    return first, rotated(module, [k], cos, sin, of_k, inplace=inplace)[0]
-
-
-def _rotate_into(module: Backend, x: Tensor, cos: Tensor, sin: Tensor, turn: Turn, out: Tensor | None) -> Tensor:
-    """Write the rotation into `out` (None: `x`), by the kernel if it can, else through a new tensor."""
-    target = x if out is None else out
-    if not module.kernels or (out is not None and (module.reasons_not_to(out) or _is_overwritten(x, out))):
-        kept = out is None and torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
-        return target.copy_(rotated(module, [x.clone() if kept else x], cos, sin, turn)[0])
-    if out is None:
-        return rotated(module, [x], cos, sin, turn, inplace=True)[0]
-    with torch.no_grad():
-        module.rotate([x], cos, sin, turn, [target])
-    note_written([target])
-    return target
-
-
-def _is_overwritten(x: Tensor, out: Tensor) -> bool:
-    """Return whether writing `out` could overwrite elements of `x` before they are read."""
-    return share_memory(x, out) and not (x.data_ptr() == out.data_ptr() and x.stride() == out.stride())
+    xs, turn = {"q": q, "k": k}, Turn(interleaved, scale, inverse, layout)
+    turns = check(xs, cos, sin, turn, rotary_dim, rotary_offset, inplace)
+    q, k = turned(xs, cos, sin, turns, inplace, None, backend)
+    return q, k

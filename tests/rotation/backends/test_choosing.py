@@ -30,24 +30,27 @@ def some() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_the_compiled_kernels_serve_cpu_tensors():
     """Plain CPU tensors, with gradients or without, go to the extension; others of its device do not."""
     x = torch.zeros(2)
-    assert choose(x) is choose(x.requires_grad_()) is choose(torch.nn.Parameter(x)) is cpu
-    assert choose(torch.zeros(2, device="meta")) is reference
+    for plain in (x, x.requires_grad_(), torch.nn.Parameter(x)):
+        assert choose({"x": plain}) is cpu
+    assert choose({"x": torch.zeros(2, device="meta")}) is reference
 
 
 def test_the_first_that_can(monkeypatch):
     """In the order of the list; a name picks one, or shows its reasons; all is explained."""
     reasons = {"first": ["too early", "too far"], "second": [], "third": [], "last": ["too late"]}
-    fakes = tuple(SimpleNamespace(name=name, reasons_not_to=lambda x, why=why: why) for name, why in reasons.items())
+    fakes = tuple(
+        SimpleNamespace(name=name, kernels=True, reasons_not_to=lambda x, why=why: why) for name, why in reasons.items()
+    )
     monkeypatch.setattr(backends, "BACKENDS", fakes)
     x = torch.zeros(2, 3)
-    assert choose(x).name == "second"
-    assert choose(x, "third").name == "third"
+    assert choose({"x": x}).name == "second"
+    assert choose({"x": x}, "third").name == "third"
     assert rw.explain_backends(x).splitlines() == [
         "float32[2, 3]", "first: too early; too far", "second: runs", "third: could, but comes later in the list",
         "last: too late",
     ]  # fmt: skip
     with pytest.raises(rw.RopeError) as caught:
-        choose(x, "first")
+        choose({"x": x}, "first")
     assert str(caught.value).splitlines() == [
         "rotate: backend 'first' cannot run here.",
         "  x        float32[2, 3]",
@@ -55,7 +58,7 @@ def test_the_first_that_can(monkeypatch):
         "Leave `backend` out for an automatic choice.",
     ]
     with pytest.raises(rw.RopeError, match=r"no backend 'fifth'.\n  backends  \['first', 'second', 'third', 'last'\]"):
-        choose(x, "fifth")
+        choose({"x": x}, "fifth")
 
 
 class Sub(torch.Tensor):
@@ -145,7 +148,7 @@ def test_without_the_extension(monkeypatch):
     monkeypatch.setattr(triton, "_is_interpreted", lambda: False)
     x, angle, weight = torch.randn(2, 5, 3, 8), torch.arange(20.0).view(5, 4), torch.ones(8)
     cos, sin = angle.cos(), angle.sin()
-    assert choose(x) is reference
+    assert choose({"x": x}) is reference
     lines = rw.explain_backends(x).splitlines()
     assert "cpu: the compiled extension is missing" in lines[1]
     assert "reference: runs" in lines

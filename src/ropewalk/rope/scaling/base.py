@@ -153,9 +153,11 @@ class Scaling(ABC):
 
         `max_position_embeddings` is the config's. Raises `RopeError` for a value that the rule does not accept.
         """
-        hints = get_type_hints(cls)
-        stated = [*cls.required_keys, *(key for key in cls.optional_keys if block.get(key) is not None)]
-        return cls(**{key: read_value(block, key, hints[key]) for key in stated})
+        hints, values = get_type_hints(cls), {}
+        for key in (*cls.required_keys, *cls.optional_keys):
+            if key in cls.required_keys or block.get(key) is not None:
+                values[key] = read_value(block, key, hints[key])
+        return cls(**values)
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         """Return the Hugging Face block of the rule over `ladder`; `from_block` is its inverse.

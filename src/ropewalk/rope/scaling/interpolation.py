@@ -104,12 +104,8 @@ class DynamicNTK(Scaling):
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         trained = ladder.max_position_embeddings
-        if trained is None or seq_len is None:
-            raise RopeError(
-                "DynamicNTK: frequencies depend on the sequence length and on max_position_embeddings.",
-                facts={"seq_len": seq_len, "max_position_embeddings": trained},
-                cure="Pass seq_len=..., and set max_position_embeddings in the RopeConfig.",
-            )
+        assert trained, "`check` refuses a config without it"
+        assert seq_len, "RopeConfig.columns_at checks it"
         over = max(seq_len, trained) / trained
         ratio = over if self.variant == "paper" else self.factor * over - (self.factor - 1)
         return ladder.inv_freq() if ratio == 1 else ladder.inv_freq(ladder.ntk_theta(ratio, "DynamicNTK"))

@@ -195,12 +195,7 @@ class LongRoPE(Scaling):
         return super().from_block(block, max_position_embeddings)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
-        if seq_len is None:
-            raise RopeError(
-                "LongRoPE: the sequence length chooses between the two lists of factors.",
-                facts={"original_max_position_embeddings": self.original_max_position_embeddings},
-                cure="Pass seq_len=...: the total length that the cache or the window will reach.",
-            )
+        assert seq_len is not None, "RopeConfig.columns_at checks it"
         factors = self.long_factor if seq_len > self.switch_length else self.short_factor
         return [f / factors[column] for f, column in zip(ladder.inv_freq(), ladder.columns, strict=True)]
 

@@ -36,14 +36,14 @@ def reasons_not_to(x: Tensor) -> list[str]:
 
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
-) -> list[Tensor]:
+) -> Sequence[Tensor]:
     """Rotate one or two tensors in one call to the kernel."""
-    cos, sin = _tables(xs[0], cos, sin)
-    results = [fresh(torch.empty_like(x)) for x in xs] if outs is None else list(outs)
+    options = _arguments(xs[0], cos, sin, turn)
+    results = fresh(*map(torch.empty_like, xs)) if outs is None else outs
     if len(xs) == 1:
-        _native.rotate(*_request(cos, sin, turn), xs[0], results[0])
+        _native.rotate(*options, xs[0], results[0])
     else:
-        _native.rotate(*_request(cos, sin, turn), xs[0], results[0], xs[1], results[1])
+        _native.rotate(*options, xs[0], results[0], xs[1], results[1])
     return results
 
 
@@ -51,28 +51,22 @@ def norm_rotate(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turn: Turn, norm: Norm | None, store: Store | None
 ) -> tuple[Tensor, Tensor]:
     """Norm, rotate and store in one pass over q, k and the values."""
-    cos, sin = _tables(q, cos, sin)
     q_weight, k_weight = (None, None) if norm is None else (_weight(q, norm.q_weight), _weight(q, norm.k_weight))
-    q_out = fresh(torch.empty_like(q))
-    k_out = fresh(torch.empty_like(k)) if store is None else store.keys
+    q_out, *made = fresh(*map(torch.empty_like, (q, k) if store is None else (q,)))
+    k_out = made[0] if store is None else store.keys
     sides: tuple[object, ...] = ((q, q_out, q_weight), (k, k_out, k_weight))
     kept: object = None
     if store is not None:
         sides += ((store.fresh, store.values, None),)
         kept = store.slots
-    _native.norm_rotate(*_request(cos, sin, turn), 0.0 if norm is None else norm.eps, kept, sides)
+    _native.norm_rotate(*_arguments(q, cos, sin, turn), 0.0 if norm is None else norm.eps, kept, sides)
     return q_out, k_out
 
 
-def _request(cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
-    """Return the first arguments of every kernel."""
+def _arguments(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> tuple[object, ...]:
+    """Return the first arguments of both kernels; tables in the compute dtype, with equal strides between rows."""
     interleaved, scale, inverse, layout, rotary_offset = turn
     where: object = (_LAYOUTS[layout], rotary_offset) if rotary_offset else _LAYOUTS[layout]
-    return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
-
-
-def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tables in the compute dtype, with equal strides and contiguous features: mostly as they are."""
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
     if cos.dtype != compute:
         cos, sin = cos.to(compute), sin.to(compute)
@@ -81,7 +75,7 @@ def _tables(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = cos.contiguous(), sin.contiguous()
         if not cos.numel():  # torch calls any strides of an empty tensor contiguous
             cos, sin = cos.new_empty(cos.shape), sin.new_empty(sin.shape)
-    return cos, sin
+    return where, interleaved, scale, -scale if inverse else scale, torch.get_num_threads(), cos, sin
 
 
 def _weight(x: Tensor, weight: Tensor) -> Tensor:
@@ -124,7 +118,7 @@ def attend(request: AttentionRequest) -> Tensor:
     """Attend in one call of the kernel; the same bits for any number of threads."""
     batch, heads, queries, head_dim = request.regions[0].q.shape
     # Tokens before heads, so that the caller merges the heads of a token without a copy.
-    out = fresh(request.values.new_empty(batch, queries, heads, head_dim)).transpose(1, 2)
+    out = fresh(request.values.new_empty(batch, queries, heads, head_dim))[0].transpose(1, 2)
     laid_out: dict[int, Tensor] = {}  # regions may share their keys
     for x in (request.values, *(region.k for region in request.regions)):
         laid_out.setdefault(id(x), _laid_out(x, queries))

@@ -124,7 +124,7 @@ class Backend(Protocol):
 
     def rotate(
         self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
-    ) -> list[Tensor]:
+    ) -> Sequence[Tensor]:
         """Rotate one or two tensors of one dtype by the same tables, into `outs` (which may be `xs`) or new tensors."""
 
     def norm_rotate(
