@@ -15,8 +15,7 @@ from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
-from ropewalk.rope.rope_parameters import is_windowed
+from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes, is_windowed
 from ropewalk.rope.values import MOST_SIZE, as_whole
 
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there

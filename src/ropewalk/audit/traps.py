@@ -12,8 +12,7 @@ from ropewalk.audit.audit import text_frequencies, why_no_bound
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
 from ropewalk.families import described, unread_keys
 from ropewalk.rope.frequencies import reach
-from ropewalk.rope.model_ropes import Layers, ModelRopes, attends
-from ropewalk.rope.rope_parameters import is_windowed, window_of_layer_type
+from ropewalk.rope.model_ropes import Layers, ModelRopes, attends, is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})

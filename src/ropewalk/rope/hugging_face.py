@@ -87,11 +87,7 @@ def read_indexer(
         )
     stated = fields.get(_INDEXER_FLAG)
     if stated is not None and stated != indexer.interleaved:
-        raise RopeError(
-            f"indexer_rope: `{_INDEXER_FLAG}` contradicts the pairing of transformers' {name}, which ignores this key.",
-            facts={_INDEXER_FLAG: stated, "the indexer pairs": _WAYS[indexer.interleaved]},
-            cure=f"Remove `{_INDEXER_FLAG}` for what transformers computes.",
-        )
+        raise _contradicts_pairing(_INDEXER_FLAG, stated, name, indexer.interleaved)
     rope = _rope(found, block_of_layer(found, indexer.layer_type), indexer.layer_type, alpha)
     _warn(found)
     head_dim = as_whole(fields.get("index_head_dim", 128)) or 0  # the default of every family with an indexer
@@ -302,12 +298,16 @@ def _interleaved(config: Described) -> bool:
             continue
         if family.reads_flag and isinstance(stated, bool):
             return stated
-        raise RopeError(
-            f"from_hf: `{key}` contradicts the pairing of transformers' {name}, which ignores this key.",
-            facts={key: stated, "the class pairs": _WAYS[family.interleaved]},
-            cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
-        )
+        raise _contradicts_pairing(key, stated, name, family.interleaved)
     return family.interleaved
+
+
+def _contradicts_pairing(key: str, stated: object, name: str, interleaved: bool) -> RopeError:
+    return RopeError(
+        f"from_hf: `{key}` contradicts the pairing of transformers' {name}, which ignores this key.",
+        facts={key: stated, "the class pairs": _WAYS[interleaved]},
+        cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
+    )
 
 
 # --- sizes outside the block: head_dim, rotary_dim, theta, lengths, axes

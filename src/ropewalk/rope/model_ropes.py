@@ -16,8 +16,7 @@ from ropewalk.rope import hugging_face
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.rope_parameters import attends as attends
-from ropewalk.rope.rope_parameters import window_of_layer_type
-from ropewalk.rope.values import as_whole, checked
+from ropewalk.rope.values import MOST_TOKENS, as_whole, checked
 
 RopeSetting = RopeConfig | tuple[RopeConfig | None, ...] | None
 """One rope for all layers, None for none, or a tuple with one entry (or None) per layer."""
@@ -29,6 +28,7 @@ EntryT = TypeVar("EntryT")
 
 Ropes = Mapping[str | None, RopeConfig | None]
 """Ropes by layer type, None for layers without rotation; the only key is None if all layers rotate alike."""
+_WINDOWED = ("sliding", "chunked", "local")
 TYPE_KEYS = ("layer_types", "layers_block_type")  # the second: the older name of hybrid models
 
 
@@ -242,6 +242,32 @@ def entries(where: str, name: str, value: EntryT | tuple[EntryT, ...], count: in
             cure="Pass None for the layers without one.",
         )
     return of_layers
+
+
+def is_windowed(layer_type: str) -> bool:
+    """Return whether layers of this type attend only to a window of the text.
+
+    >>> is_windowed("sliding_attention"), is_windowed("full_attention")
+    (True, False)
+    """
+    return any(word in layer_type for word in _WINDOWED)
+
+
+def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> int | None:
+    """Return the window of a layer of this type, in tokens, or None if it attends to all tokens.
+
+    `config` is a Hugging Face config's text part; pass None as `layer_type` if all layers have one type.
+
+    >>> window_of_layer_type({"model_type": "mistral", "sliding_window": 4096}, None)
+    4096
+    """
+    family = family_named(config.get("model_type", ""))
+    if family is None:
+        return None
+    mixed, own = len(set(config.get("layer_types") or ())) > 1, family.module
+    local = own.windowed and not mixed if layer_type is None else is_windowed(layer_type)
+    window = config.get(own.window_key, own.sliding_window) if local else None
+    return window if 0 < (as_whole(window) or 0) <= MOST_TOKENS else None
 
 
 def flags_of(fields: Mapping[str, Any], family: Family) -> list[bool] | None:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ropewalk.errors import NoRotation, RopeError
-from ropewalk.families import FAMILIES, Family, family_named
-from ropewalk.families.values import MOST_TOKENS, TRAINED_KEY, as_whole, number, refuse_null
+from ropewalk.families import FAMILIES, Family
+from ropewalk.families.values import TRAINED_KEY, number, refuse_null
 from ropewalk.rope.scaling import RULES, Scaling
 
 COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned")
+_PLAIN_RULE = {"rope_type": "default"}
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
 
 
@@ -172,12 +173,25 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
     if not isinstance(layer_type, str | None):
         raise _no_name(layer_type, fields.get("layer_types"))
     blocks = blocks_of_layers(config)
-    flat = blocks.pop(None, None)
-    if layer_type is None and flat is not None:
+    flat = blocks.get(None)
+    if flat is not None and layer_type is None:
         return flat
-    named = {str(label): block for label, block in blocks.items()}
-    if layer_type is None or (flat is None and all(block is None for block in named.values())):
-        return _only(config, named)
+    named = {str(label): block for label, block in sorted(blocks.items(), key=str)} if flat is None else {}
+    rotating = [block for block in named.values() if block is not None]
+    if flat is None and not rotating:
+        raise NoRotation(
+            f"from_hf: no layer of this {name} rotates.",
+            facts={"layer types": list(named), "sliding_window": fields.get("sliding_window")},
+            cure="Use rope=None for all layers.",
+        )
+    if layer_type is None:
+        if len(rotating) == len(named) and len({json.dumps(_PLAIN_RULE | one, default=str) for one in rotating}) == 1:
+            return rotating[0]
+        raise RopeError(
+            f"from_hf: {name} rotates its layer types differently, but `layer_type` is None.",
+            facts=named,
+            cure="Pass layer_type=" + " or ".join(map(repr, named)) + ".",
+        )
     layer_type, types = family.block_of.get(layer_type, layer_type), fields.get("layer_types") or ()
     if flat is None:
         chosen, known = named.get(layer_type), {*named}
@@ -198,25 +212,6 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
             cure=nearest(layer_type, known),
         )
     return chosen
-
-
-def _only(config: Described, blocks: Mapping[str, dict[str, Any] | None]) -> dict[str, Any]:
-    """Return the block of all layer types; raise if they differ, and if none rotates."""
-    if not any(block is not None for block in blocks.values()):
-        raise NoRotation(
-            f"from_hf: no layer of this {config.name} rotates.",
-            facts={"layer types": sorted(blocks), "sliding_window": config.fields.get("sliding_window")},
-            cure="Use rope=None for all layers.",
-        )
-    distinct = {json.dumps(block and {"rope_type": "default", **block}, default=str) for block in blocks.values()}
-    only = next(iter(blocks.values()))
-    if len(distinct) == 1 and only is not None:
-        return only
-    raise RopeError(
-        f"from_hf: {config.name} rotates its layer types differently, but `layer_type` is None.",
-        facts=dict(sorted(blocks.items())),
-        cure="Pass layer_type=" + " or ".join(repr(label) for label in sorted(blocks)) + ".",
-    )
 
 
 def has_blocks(stated: object) -> bool:
@@ -365,32 +360,3 @@ def _of_family(fields: Mapping[str, Any], stated: Mapping[str, Any] | None, fami
             own = {"rope_theta": fields[key]} if key in fields else {}
             blocks[label] = {**default, **own, **((stated or {}) if label in family.scaled else {})}
     return blocks
-
-
-_WINDOWED = ("sliding", "chunked", "local")
-
-
-def is_windowed(layer_type: str) -> bool:
-    """Return whether layers of this type attend only to a window of the text.
-
-    >>> is_windowed("sliding_attention"), is_windowed("full_attention")
-    (True, False)
-    """
-    return any(word in layer_type for word in _WINDOWED)
-
-
-def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> int | None:
-    """Return the window of a layer of this type, in tokens, or None if it attends to all tokens.
-
-    `config` is a Hugging Face config's text part; pass None as `layer_type` if all layers have one type.
-
-    >>> window_of_layer_type({"model_type": "mistral", "sliding_window": 4096}, None)
-    4096
-    """
-    family = family_named(config.get("model_type", ""))
-    if family is None:
-        return None
-    mixed, own = len(set(config.get("layer_types") or ())) > 1, family.module
-    local = own.windowed and not mixed if layer_type is None else is_windowed(layer_type)
-    window = config.get(own.window_key, own.sliding_window) if local else None
-    return window if 0 < (as_whole(window) or 0) <= MOST_TOKENS else None
