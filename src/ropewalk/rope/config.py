@@ -280,20 +280,19 @@ class RopeConfig:
 
         Raises `RopeError` if the frequencies depend on the length, and `seq_len` is missing or no number of tokens.
         """
-        if self.scaling is None or not self.scaling.needs_seq_len:
-            seq_len = None
-        else:
-            self._check_length(seq_len)
-        return self._columns(seq_len) if is_compiling() else _columns_memo(self, seq_len)
+        length = None if self.scaling is None or not self.scaling.needs_seq_len else self._length(seq_len)
+        return self._columns(length) if is_compiling() else _columns_memo(self, length)
 
-    def _check_length(self, seq_len: object) -> None:
-        if not isinstance(seq_len, torch.SymInt) and (as_whole(seq_len) or 0) < 1:
+    def _length(self, seq_len: Any) -> int:
+        length = seq_len if isinstance(seq_len, torch.SymInt) else as_whole(seq_len)
+        if length is None or length < 1:
             raise RopeError(
                 f"RopeConfig: the frequencies of {type(self.scaling).__name__} depend on the sequence length, and "
                 "`seq_len` must be a whole number of tokens, at least 1.",
                 facts={"seq_len": seq_len, "max_position_embeddings": self.max_position_embeddings},
                 cure="Pass seq_len=...: the total length that the window or the cache will reach.",
             )
+        return length
 
     def _columns(self, seq_len: int | None) -> tuple[float, ...]:
         if self.inv_freq is not None:

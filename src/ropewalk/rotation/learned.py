@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, check_config, inverse_frequencies
+from ropewalk.rope.frequencies import check_config, inverse_frequencies
 from ropewalk.rope.tables import check_position_ids
 from ropewalk.rope.values import MOST_SIZE, Float, Real, check_whole
 from ropewalk.rotation.checks import Layout
@@ -84,7 +84,7 @@ class LearnedFrequencies(nn.Module):
         if layout == "thd":
             cos, sin = cos[0], sin[0]
         config = self.config
-        scale = attention_factor_of(config)
+        scale = config.attention_factor_at()
         for columns, first in blocks_of(config):
             tables = cos[..., columns], sin[..., columns]
             q, k = rotate_qk(
