@@ -77,7 +77,9 @@ def _check_fields(rope: RopeConfig, head_dim: int, rotary_dim: int) -> None:
             "Meta's Llama, GPT-J, the paper.",
         )
 
-    axes, restart = rope.axes, rope.axes_restart
+    axes = rope.axes
+    restart: Any = rope.axes_restart
+    by_block: Any = rope.axis_blocks
     cure = "False: all axes share one ladder of frequencies (M-RoPE). True: each has its own."
     if not isinstance(restart, bool):
         check_kind("RopeConfig", bool, cure, axes_restart=restart)
@@ -94,10 +96,10 @@ def _check_fields(rope: RopeConfig, head_dim: int, rotary_dim: int) -> None:
             cure=_AXES_CURE,
         )
     cure = "True pairs half-split inside the features of each axis, False across all rotated features."
-    if not isinstance(rope.axis_blocks, bool):
-        check_kind("RopeConfig", bool, cure, axis_blocks=rope.axis_blocks)
+    if not isinstance(by_block, bool):
+        check_kind("RopeConfig", bool, cure, axis_blocks=by_block)
     in_a_row = axes is not None and len(list(itertools.groupby(axes))) == len(set(axes))
-    if rope.axis_blocks and (rope.interleaved or not in_a_row):
+    if by_block and (rope.interleaved or not in_a_row):
         raise RopeError(
             "RopeConfig: `axis_blocks` needs half-split pairs of several axes, with the pairs of each axis in a row.",
             facts={"interleaved": rope.interleaved, "axes": axes},
@@ -283,7 +285,7 @@ class RopeConfig:
         length = None if self.scaling is None or not self.scaling.needs_seq_len else self._length(seq_len)
         return self._columns(length) if is_compiling() else _columns_memo(self, length)
 
-    def _length(self, seq_len: Any) -> int:
+    def _length(self, seq_len: Any) -> Any:
         length = seq_len if isinstance(seq_len, torch.SymInt) else as_whole(seq_len)
         if length is None or length < 1:
             raise RopeError(

@@ -32,7 +32,8 @@ def check(
 
     `rotary_offset` may be two numbers, one for queries and one for keys.
     """
-    interleaved, scale, inverse, layout, _ = turn
+    interleaved, inverse, layout = turn.interleaved, turn.inverse, turn.layout
+    scale: Any = turn.scale
     if type(scale) is not float and not is_compiling() and not is_number(scale):
         raise RopeError(
             "rotate: `scale` must be a finite number.", facts={"scale": scale}, cure="Pass rope.attention_factor."

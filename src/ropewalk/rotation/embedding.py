@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ class RotaryEmbedding(nn.Module):
         self, xs: dict[str, Tensor], position_ids: Tensor | None, offset: int, seq_len: int | None, layout: Layout,
         rotary_offset: int | tuple[int, int], inverse: bool = False, inplace: bool = False, out: Tensor | None = None,
         backend: str | None = None,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> Sequence[Tensor]:  # fmt: skip
         """Rotate a tensor, or queries and keys: positions, tables, checks, and the rotation of each block."""
         config, (name, x) = self.config, next(iter(xs.items()))
         ids = self._positions(x, name, position_ids, offset, layout)
@@ -161,7 +162,7 @@ class RotaryEmbedding(nn.Module):
     def _turned_by_block(
         self, xs: dict[str, Tensor], cos: Tensor, sin: Tensor, turns: list[Turn], inplace: bool, out: Tensor | None,
         backend: str | None,
-    ) -> list[Tensor]:  # fmt: skip
+    ) -> Sequence[Tensor]:  # fmt: skip
         """Rotate one block of features after the other; the last writes into `out`."""
         blocks = blocks_of(self.config)
         for columns, first in blocks:

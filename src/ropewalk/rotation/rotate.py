@@ -50,6 +50,7 @@ def rotate(
     **Numerics:** float32 inside (float64 for float64 `x`), one rounding. Twice differentiable in `x`, `cos` and `sin`.
     **Source:** Su et al. 2021, arXiv:2104.09864, section 3.4.2, eq. 34.
 
+    >>> import torch
     >>> x = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
     >>> quarter = torch.zeros(1, 1), torch.ones(1, 1)
     >>> rotate(x, *quarter, interleaved=True).flatten().tolist()
@@ -83,6 +84,7 @@ def rotate_qk(
     **Returns:** queries and keys, each in its own shape and dtype.
     **Raises:** `RopeError` as `rotate` does, and if `q` and `k` share memory with `inplace=True`.
 
+    >>> import torch
     >>> q, k = torch.randn(1, 3, 8, 4), torch.randn(1, 3, 2, 4)
     >>> cos, sin = torch.ones(3, 2), torch.zeros(3, 2)
     >>> q2, k2 = rotate_qk(q, k, cos, sin, interleaved=False)

@@ -36,10 +36,20 @@ def reasons_not_to(x: Tensor) -> list[str]:
 def rotate(
     xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn, outs: Sequence[Tensor] | None = None
 ) -> list[Tensor]:
-    """Rotate one or two tensors in one launch."""
+    """Rotate one or two tensors in one launch, by the plan for calls like this one."""
     results = [torch.empty_like(x) for x in xs] if outs is None else list(outs)
     cos, sin = _alike(cos, sin)
-    _rotate(xs, results, cos, sin, turn)
+    q, k, q_out, k_out = xs[0], xs[-1], results[0], results[-1]
+    inplace = q_out is q and k_out is k
+    key = (
+        turn, len(xs), inplace, sin.shape[-1], q.get_device(), q.dtype, cos.dtype, q.shape, q.stride(),
+        q_out.stride(), k.shape, k.stride(), k_out.stride(), cos.shape, cos.stride(),
+    )  # fmt: skip
+    plans = _plans()
+    plan = plans.PLANS.get(key)
+    if plan is None:
+        plan = plans.keep(key, plans.rotation_plan(xs, results, cos, sin.shape[-1], turn, inplace))
+    plan(q, k, q_out, k_out, cos, sin)
     return results
 
 
@@ -54,24 +64,9 @@ def norm_rotate(
     eps = None if norm is None else norm.eps
     key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, (turn, eps))
     plans = _plans()
-    plan = plans.planned(key) or plans.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store))
+    plan = plans.PLANS.get(key) or plans.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store))
     plan(q, k, *outs, cos, sin, *weights, *kept)
     return outs
-
-
-def _rotate(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> None:
-    """Rotate by the plan for calls like this one."""
-    q, k, q_out, k_out = xs[0], xs[-1], outs[0], outs[-1]
-    inplace = q_out is q and k_out is k
-    key = (
-        turn, len(xs), inplace, sin.shape[-1], q.get_device(), q.dtype, cos.dtype, q.shape, q.stride(),
-        q_out.stride(), k.shape, k.stride(), k_out.stride(), cos.shape, cos.stride(),
-    )  # fmt: skip
-    plans = _plans()
-    plan = plans.planned(key)
-    if plan is None:
-        plan = plans.keep(key, plans.rotation_plan(xs, outs, cos, sin.shape[-1], turn, inplace))
-    plan(q, k, q_out, k_out, cos, sin)
 
 
 def _key(strided: Sequence[Tensor], weights: Sequence[Tensor], others: tuple[object, ...]) -> tuple[object, ...]:

@@ -99,19 +99,15 @@ class LaunchPlan:
             self.run = compiled[self.grid]  # ROCm also compiles for the storage size, which is not in the key
 
 
-_plans: dict[Key, LaunchPlan] = {}
-
-
-def planned(key: Key) -> LaunchPlan | None:
-    """Return the plan of an earlier call with this key, which contains everything that a plan depends on."""
-    return _plans.get(key)
+PLANS: dict[Key, LaunchPlan] = {}
+"""The plans of earlier calls; a key contains everything that a plan depends on."""
 
 
 def keep(key: Key, plan: LaunchPlan) -> LaunchPlan:
     """Keep a plan; if there are too many, drop all others first."""
-    if len(_plans) >= _KEPT:
-        _plans.clear()
-    _plans[key] = plan
+    if len(PLANS) >= _KEPT:
+        PLANS.clear()
+    PLANS[key] = plan
     return plan
 
 
