@@ -32,8 +32,9 @@ def check(
 
     `rotary_offset` may be two numbers, one for queries and one for keys.
     """
-    interleaved, inverse, layout = turn.interleaved, turn.inverse, turn.layout
+    interleaved, layout = turn.interleaved, turn.layout
     scale: Any = turn.scale
+    inverse: Any = turn.inverse
     if type(scale) is not float and not is_compiling() and not is_number(scale):
         raise RopeError(
             "rotate: `scale` must be a finite number.", facts={"scale": scale}, cure="Pass rope.attention_factor."
