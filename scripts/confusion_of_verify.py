@@ -55,7 +55,7 @@ from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
 from ropewalk.verification.fit import Prediction, different, first_difference  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
-from ropewalk.verification.verify import OurSide, our_side  # noqa: E402
+from ropewalk.verification.verify import OurSide  # noqa: E402
 from tests.attachment.families import FAMILIES, small_model  # noqa: E402
 from tests.models.material import gguf_of  # noqa: E402
 
@@ -220,7 +220,7 @@ def check(name: str, state: Path) -> None:
         up_to = min(LONGEST, reader.trained_length or LONGEST)
         try:
             named = None if expect == "own" else expect
-            side = our_side(reader, expect=named, up_to=up_to, state=state / "predictions")
+            side = OurSide(reader, expect=named, up_to=up_to, state=state / "predictions")
         except RopeError as error:
             print(f"{label} {expect}: {error}")
             continue

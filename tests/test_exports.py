@@ -1,8 +1,7 @@
-"""The public names: a literal list, importable, documented; the core needs torch and numpy only."""
+"""The public names: importable, documented; the core needs torch and numpy only."""
 
 from __future__ import annotations
 
-import ast
 import json
 import shlex
 import subprocess
@@ -23,21 +22,6 @@ from ropewalk.imports import install_command, need
 MODULES = {"encodings", "figures", "fused", "positions", "rotation", "scaling"}
 
 
-def literal_all() -> list[str]:
-    """`__all__` as it is written in the file."""
-    tree = ast.parse(Path(ropewalk.__file__).read_text())
-    values = [node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"]
-    return ast.literal_eval(values[0])
-
-
-def test_all_is_literal_sorted_and_true():
-    """`__all__` is a sorted literal of names that exist."""
-    names = literal_all()
-    assert names == sorted(names)
-    assert len(set(names)) == len(names)
-    assert all(hasattr(ropewalk, name) for name in names)
-
-
 LAZY = [
     "ropewalk", "ropewalk.audit", "ropewalk.serving", "ropewalk.figures", "ropewalk.models",
     "ropewalk.rotation",
@@ -55,7 +39,7 @@ def test_every_name_of_a_package_is_imported_on_use(name):
 def test_an_unknown_name_is_an_attribute_error():
     """`hasattr` and `from ropewalk import ...` work as for any module."""
     assert not hasattr(ropewalk, "no_such_name")
-    assert set(dir(ropewalk)) >= set(literal_all())
+    assert set(dir(ropewalk)) >= set(ropewalk.__all__)
 
 
 def test_importing_the_package_imports_no_torch():
@@ -119,7 +103,7 @@ def test_a_first_use_inside_a_compiled_function_does_not_break_the_graph():
 
 def test_every_public_name_is_documented():
     """Each exported function and class has a docstring with an example."""
-    bare = [name for name in literal_all() if ">>>" not in _documentation(getattr(ropewalk, name))]
+    bare = [name for name in ropewalk.__all__ if ">>>" not in _documentation(getattr(ropewalk, name))]
     assert set(bare) <= MODULES
 
 

@@ -1,4 +1,4 @@
-"""Progress: the caller's object, a bar on a terminal or in a notebook, lines on standard error, or nothing."""
+"""Progress: the caller's object, a state on a terminal or in a notebook, lines on standard error, or nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ropewalk import progress as module
 from ropewalk.errors import RopeError
-from ropewalk.progress import Display, LinesProgress, Progress, ProgressBar, SilentProgress, expect, say, shown
+from ropewalk.progress import LinesProgress, Progress, SilentProgress, TerminalProgress, expect, say, shown
 
 
 class Listed:
@@ -63,32 +63,32 @@ def test_nothing_where_nobody_looks(given: bool | None, capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_has_a_state(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On standard error; False silences it there as well."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with shown("doctor") as progress:
-        assert isinstance(progress, ProgressBar)
+        assert isinstance(progress, TerminalProgress)
         work(progress)
-        task = progress._bar.tasks[0]
-        assert (task.description, task.completed, task.total) == ("[1/1] yarn", 60, 100)
+        assert str(progress._status.status).startswith("doctor: [1/1] yarn: 60 of 100, about ")
         expect(progress, 50)
-        assert (task.completed, task.total) == (0, 50)
+        progress.advance(50)
+        assert str(progress._status.status) == "doctor"
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "about 3 min" in printed.err
     with shown("doctor", lines=True) as progress:  # lines are for files and pipes
-        assert isinstance(progress, ProgressBar)
+        assert isinstance(progress, TerminalProgress)
     capsys.readouterr()
     with shown("doctor", False) as silent:
         work(silent)
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_notebook_has_a_bar_or_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich's bar needs ipywidgets there; a shell of IPython in a pipe is no notebook."""
+def test_a_notebook_has_a_state_or_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """rich needs ipywidgets there; a shell of IPython in a pipe is no notebook."""
     monkeypatch.setitem(sys.modules, "IPython", kernel({"IPKernelApp": {}}))
-    for widgets, kind in ((True, ProgressBar), (False, LinesProgress)):
+    for widgets, kind in ((True, TerminalProgress), (False, LinesProgress)):
         monkeypatch.setattr(module, "find_spec", lambda name, found=widgets: name == "rich" or found)
         with shown("doctor") as progress:
             assert isinstance(progress, kind)
@@ -141,7 +141,6 @@ def test_a_line_comes_at_most_at_each_interval(capsys: pytest.CaptureFixture[str
     """While work advances; what was said before comes first, and the rest at the end; no control characters."""
     clock = Clock()
     with LinesProgress("doctor", clock=clock) as lines:
-        assert isinstance(lines, Display)
         say(lines, "about 3\x1b[31m min")
         expect(lines, 100)
         lines.begin("[1/1] yarn", 100)

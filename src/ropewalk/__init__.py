@@ -11,52 +11,31 @@ from ropewalk.imports import lazy_names
 from ropewalk.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ropewalk import encodings, figures, fused, positions, rotation
-    from ropewalk.attachment.handle import attach
-    from ropewalk.checkpoints.load import load, save
-    from ropewalk.diagnosis.prepare import doctor
-    from ropewalk.errors import RopeError
-    from ropewalk.models.attention import Attention
-    from ropewalk.models.cache import KVCache
-    from ropewalk.models.classifier import TextClassifier
-    from ropewalk.models.decoder import Decoder
-    from ropewalk.models.generation import generate
-    from ropewalk.rope import scaling
-    from ropewalk.rope.config import RopeConfig
-    from ropewalk.rope.frequencies import inverse_frequencies
-    from ropewalk.rope.pairing import convert_pairing
-    from ropewalk.rotation.backends import explain_backends
-    from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
-    from ropewalk.rotation.rotate import rotate, rotate_qk
-    from ropewalk.verification.verify import verify
-
-__all__ = [
-    "Attention",
-    "Decoder",
-    "KVCache",
-    "RopeConfig",
-    "RopeError",
-    "RotaryEmbedding",
-    "TextClassifier",
-    "apply_rotary_pos_emb",
-    "attach",
-    "convert_pairing",
-    "doctor",
-    "encodings",
-    "explain_backends",
-    "figures",
-    "fused",
-    "generate",
-    "inverse_frequencies",
-    "load",
-    "positions",
-    "rotate",
-    "rotate_qk",
-    "rotation",
-    "save",
-    "scaling",
-    "verify",
-]
+    from ropewalk import encodings as encodings
+    from ropewalk import figures as figures
+    from ropewalk import fused as fused
+    from ropewalk import positions as positions
+    from ropewalk import rotation as rotation
+    from ropewalk.attachment.handle import attach as attach
+    from ropewalk.checkpoints.load import load as load
+    from ropewalk.checkpoints.load import save as save
+    from ropewalk.diagnosis.prepare import doctor as doctor
+    from ropewalk.errors import RopeError as RopeError
+    from ropewalk.models.attention import Attention as Attention
+    from ropewalk.models.cache import KVCache as KVCache
+    from ropewalk.models.classifier import TextClassifier as TextClassifier
+    from ropewalk.models.decoder import Decoder as Decoder
+    from ropewalk.models.generation import generate as generate
+    from ropewalk.rope import scaling as scaling
+    from ropewalk.rope.config import RopeConfig as RopeConfig
+    from ropewalk.rope.frequencies import inverse_frequencies as inverse_frequencies
+    from ropewalk.rope.pairing import convert_pairing as convert_pairing
+    from ropewalk.rotation.backends import explain_backends as explain_backends
+    from ropewalk.rotation.embedding import RotaryEmbedding as RotaryEmbedding
+    from ropewalk.rotation.embedding import apply_rotary_pos_emb as apply_rotary_pos_emb
+    from ropewalk.rotation.rotate import rotate as rotate
+    from ropewalk.rotation.rotate import rotate_qk as rotate_qk
+    from ropewalk.verification.verify import verify as verify
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__)
@@ -64,4 +43,4 @@ if not TYPE_CHECKING:
 
 def __dir__() -> list[str]:
     """Return every public name, imported or not."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__getattr__("__all__")})

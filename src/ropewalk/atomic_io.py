@@ -196,34 +196,27 @@ def check_writable(path: Path, *, new_folder: bool = False) -> None:
 
     Raises `RopeError` if the path is a folder, its folder does not exist, or the user may not write to it.
     """
+    facts = {"file": str(path)}
     try:
-        if path.is_dir() or not path.name:
-            raise RopeError(
-                "ropewalk: the path of the file is a folder.",
-                facts={"file": str(path)},
-                cure="Pass the path of a file.",
-            )
         folder = path.resolve().parent
         while new_folder and not folder.exists():
             folder = folder.parent
-        if folder.exists() and not folder.is_dir():
-            raise RopeError(
-                "ropewalk: the path of the folder is a file.",
-                facts={"path": str(path), "file": str(folder)},
-                cure="Choose a different folder.",
-            )
-        if not folder.exists():
-            raise RopeError(
-                "ropewalk: the file's folder does not exist.",
-                facts={"file": str(path), "folder": str(folder)},
-                cure="Make the folder first, or correct the path.",
-            )
-        is_device = path.exists() and not path.is_file()
-        permitted = os.access(path, os.W_OK) if is_device else os.access(folder, os.W_OK | os.X_OK)
+        if path.is_dir() or not path.name:
+            rule, cure = "the path of the file is a folder", "Pass the path of a file."
+        elif not folder.exists():
+            rule, cure = "the file's folder does not exist", "Make the folder first, or correct the path."
+            facts["folder"] = str(folder)
+        elif not folder.is_dir():
+            rule, cure = "the path of the folder is a file", "Choose a different folder."
+            facts["folder"] = str(folder)
+        else:
+            is_device = path.exists() and not path.is_file()
+            if os.access(path, os.W_OK) if is_device else os.access(folder, os.W_OK | os.X_OK):
+                return
+            raise _unwritable("file", path, os.strerror(errno.EACCES))
     except OSError as error:  # a folder that may not be entered, a name that is too long
         raise _unwritable("file", path, error.strerror) from error
-    if not permitted:
-        raise _unwritable("file", path, os.strerror(errno.EACCES))
+    raise RopeError(f"ropewalk: {rule}.", facts=facts, cure=cure)
 
 
 def may_replace(path: Path) -> bool:

@@ -27,7 +27,7 @@ def lazy_names(package: str) -> Callable[[str], Any]:
     """Return a package's `__getattr__`, which imports a name on first use and keeps it as a plain attribute.
 
     The names and their homes are those of the imports in the package's `if TYPE_CHECKING:`, which type checkers read.
-    Its subpackages are attributes, too.
+    They are its `__all__`. Its subpackages are attributes, too.
 
     >>> lazy_names("ropewalk")("RopeError").__name__
     'RopeError'
@@ -43,7 +43,9 @@ def lazy_names(package: str) -> Callable[[str], Any]:
 
     def name_of(name: str) -> Any:
         home = package if name.startswith("_") else homes().get(name, package)
-        if home != package and hasattr(module := import_module(home), name):
+        if name == "__all__":
+            value: Any = sorted(homes())
+        elif home != package and hasattr(module := import_module(home), name):
             value = getattr(module, name)
         elif not name.startswith("_") and find_spec(f"{home}.{name}") is not None:
             value = import_module(f"{home}.{name}")
@@ -91,21 +93,22 @@ def _check_release(package: str, extra: str) -> None:
 def install_command(extra: str) -> str:
     """Return the command that installs ropewalk with an extra from this copy's source: a checkout, git, an index.
 
+    pip writes where it installed a package from into direct_url.json (PEP 610), except from an index.
+
     >>> install_command("cli").endswith("[cli]'")
     True
     """
-    checkout = Path(__file__).resolve().parents[2]
+    try:
+        origin = json.loads(distribution("ropewalk").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    url, checkout = origin.get("url", ""), Path(__file__).resolve().parents[2]
     if _is_ours(checkout):
         return shell_command("pip", "install", "-e", f"{checkout}[{extra}]")
-    origin = _origin()
-    url = str(origin.get("url", ""))
-    if url.startswith("file:"):
-        folder = Path(url2pathname(urlsplit(url).path))
-        if _is_ours(folder):
-            return shell_command("pip", "install", f"{folder}[{extra}]")
-    if "vcs_info" in origin:
-        return shell_command("pip", "install", f"ropewalk[{extra}] @ {origin['vcs_info'].get('vcs', 'git')}+{url}")
-    return shell_command("pip", "install", f"ropewalk[{extra}]")
+    if url.startswith("file:") and _is_ours(folder := Path(url2pathname(urlsplit(url).path))):
+        return shell_command("pip", "install", f"{folder}[{extra}]")
+    source = f" @ {origin['vcs_info'].get('vcs', 'git')}+{url}" if "vcs_info" in origin else ""
+    return shell_command("pip", "install", f"ropewalk[{extra}]{source}")
 
 
 def _is_ours(folder: Path) -> bool:
@@ -114,13 +117,3 @@ def _is_ours(folder: Path) -> bool:
         return 'name = "ropewalk"' in (folder / "pyproject.toml").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return False
-
-
-def _origin() -> dict[str, Any]:
-    """Return the origin of the installed package (PEP 610's direct_url.json); empty if it came from an index."""
-    try:
-        written = distribution("ropewalk").read_text("direct_url.json")
-    except PackageNotFoundError:
-        return {}
-    content = json.loads(written or "{}")
-    return content if isinstance(content, dict) else {}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from ropewalk.errors import RopeError
 
@@ -22,31 +22,38 @@ class Progress(Protocol):
     """Receive the progress of long work, in calls from one thread at a time."""
 
     def begin(self, description: str, tokens: int) -> None:
-        """Begin a piece of work in which the model processes `tokens` tokens."""
+        """Begin a piece of work in which the model processes `tokens` tokens; 0 if their number is unknown."""
 
     def advance(self, tokens: int) -> None:
         """Count `tokens` more tokens as processed."""
 
 
-@runtime_checkable
-class Display(Progress, Protocol):
-    """Receive the size of stages and lines of text, too."""
+class SilentProgress:
+    """Show nothing; the base of the displays, which receive the size of stages and lines of text, too.
+
+    `name`: the command. A display is used in a `with` block.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the display."""
 
     def expect(self, tokens: int) -> None:
-        """Begin a stage of several pieces with `tokens` tokens in total."""
-
-    def line(self, text: str) -> None:
-        """Print a line above the bar."""
-
-
-class SilentProgress:
-    """Show nothing."""
+        """Begin a stage of several pieces, which share one total."""
 
     def begin(self, description: str, tokens: int) -> None:
-        """Do nothing."""
+        """Begin a piece of work."""
 
     def advance(self, tokens: int) -> None:
-        """Do nothing."""
+        """Count `tokens` more as done."""
+
+    def line(self, text: str) -> None:
+        """Print a line of text."""
 
 
 def plain_console(*, stderr: bool = False) -> Console:
@@ -56,54 +63,6 @@ def plain_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-class ProgressBar:
-    """Show rich's bar on standard error, a terminal's or a notebook's; use it in a `with` block.
-
-    `name` is the bar's description before work begins. The bar disappears at the end of the block.
-    """
-
-    def __init__(self, name: str) -> None:
-        from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-        self.name, self._in_stage = name, False
-        self.console = plain_console(stderr=True)
-        _, *bar, left = Progress.get_default_columns()
-        self._bar = Progress(
-            *(TextColumn("{task.description}", markup=False), *bar, TimeElapsedColumn(), left),
-            console=self.console,
-            transient=True,
-            redirect_stdout=False,  # rich would send it to standard error
-        )
-        self._task = self._bar.add_task(name, total=None)
-
-    def __enter__(self) -> ProgressBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def expect(self, tokens: int) -> None:
-        """Begin a stage of several pieces, which share one bar with this total."""
-        self._in_stage = True
-        self._bar.reset(self._task, description=self.name, total=tokens)
-
-    def begin(self, description: str, tokens: int) -> None:
-        """Begin a piece of work of `tokens` tokens; 0 if the number is unknown."""
-        if self._in_stage:
-            self._bar.update(self._task, description=description)
-        else:
-            self._bar.reset(self._task, description=description, total=tokens or None)
-
-    def advance(self, tokens: int) -> None:
-        """Count `tokens` more as done."""
-        self._bar.advance(self._task, tokens)
-
-    def line(self, text: str) -> None:
-        """Print a line above the bar."""
-        self.console.print(text, soft_wrap=True)
-
-
 def in_notebook() -> bool:
     """Return whether this process is a notebook's kernel, without importing IPython."""
     ipython = sys.modules.get("IPython")
@@ -111,8 +70,8 @@ def in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in shell.config
 
 
-class LinesProgress:
-    """Print a line on standard error at most every ten seconds, while work advances; use it in a `with` block.
+class LinesProgress(SilentProgress):
+    """Print a line on standard error at most every ten seconds, while work advances.
 
     - `name`: the command, which begins each line. `every`: seconds. `clock`: returns seconds.
 
@@ -121,39 +80,33 @@ class LinesProgress:
     """
 
     def __init__(self, name: str, *, every: float = EVERY_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name, self.every, self.clock = name, every, clock
+        super().__init__(name)
+        self.every, self.clock = every, clock
         self._description, self._in_stage = "", False
         self._tokens, self._done = 0, 0
         self._began = self._since = self._printed = clock()
         self._waiting: list[str] = []
-
-    def __enter__(self) -> LinesProgress:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.clock() - self._began >= self.every:
             self._print(None)
 
     def expect(self, tokens: int) -> None:
-        """Begin a stage of several pieces, which share this total."""
         self._description, self._in_stage = "", tokens > 0
         self._tokens, self._done, self._since = tokens, 0, self.clock()
 
     def begin(self, description: str, tokens: int) -> None:
-        """Begin a piece of work; 0 tokens if their number is unknown."""
         self._description = description
         if not self._in_stage:
             self._tokens, self._done, self._since = tokens, 0, self.clock()
         self.advance(0)
 
     def advance(self, tokens: int) -> None:
-        """Count `tokens` more tokens as done, and print a line if the last one is ten seconds old."""
         self._done += tokens
         if self.clock() - self._printed >= self.every:
             self._print(self.state())
 
     def line(self, text: str) -> None:
-        """Print a line together with the next report."""
         self._waiting.append(text)
 
     def state(self) -> str | None:
@@ -179,13 +132,37 @@ class LinesProgress:
                 print(plain, file=sys.stderr, flush=True)
 
 
+class TerminalProgress(LinesProgress):
+    """Show the newest state next to rich's spinner, on a terminal's or a notebook's standard error, until the end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, every=0.0)
+        self.console = plain_console(stderr=True)
+        self._status = self.console.status(name)
+
+    def __enter__(self) -> Self:
+        self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def line(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
+
+    def _print(self, state: str | None) -> None:
+        from rich.text import Text
+
+        self._status.update(Text(state or self.name))
+
+
 @contextmanager
 def shown(name: str, given: Progress | bool | None = None, *, lines: bool = False) -> Iterator[Progress]:
     """Yield the progress of a call: `given` if it is an object, a silent one if it is False, otherwise a display.
 
-    The display is rich's bar if standard error is a terminal, or in a notebook with ipywidgets. Otherwise, or if rich
-    is missing, it is a line every ten seconds in a notebook and with `lines=True`, and nothing without. `name` begins
-    each line. Raises `RopeError` if `given` is no progress.
+    The display is rich's if standard error is a terminal, or in a notebook with ipywidgets. Otherwise, or if rich is
+    missing, it is a line every ten seconds in a notebook and with `lines=True`, and nothing without. `name` begins each
+    line. Raises `RopeError` if `given` is no progress.
 
     >>> with shown("doctor", False) as progress:
     ...     progress.advance(10)
@@ -195,30 +172,28 @@ def shown(name: str, given: Progress | bool | None = None, *, lines: bool = Fals
             raise RopeError(
                 f"{name}: `progress` must be True, False, None, or an object with `begin` and `advance`.",
                 facts={"progress": type(given).__name__},
-                cure="Leave it out for a bar on a terminal and in a notebook, or pass False for none.",
+                cure="Leave it out to see it on a terminal and in a notebook, or pass False.",
             )
         yield given
         return
-    notebook = given is not False and in_notebook()
+    notebook, kind = in_notebook(), SilentProgress
     if given is not False and find_spec("rich") and (sys.stderr.isatty() or (notebook and find_spec("ipywidgets"))):
-        with ProgressBar(name) as bar:
-            yield bar
+        kind = TerminalProgress
     elif given is not False and (lines or notebook):
-        with LinesProgress(name) as on_lines:
-            yield on_lines
-    else:
-        yield SilentProgress()
+        kind = LinesProgress
+    with kind(name) as display:
+        yield display
 
 
 def expect(progress: Progress, tokens: int) -> None:
     """Begin a stage of `tokens` tokens if progress shows stages."""
-    if isinstance(progress, Display):
+    if isinstance(progress, SilentProgress):
         progress.expect(tokens)
 
 
 def say(progress: Progress, text: str) -> None:
     """Print a line if progress is displayed."""
-    if isinstance(progress, Display):
+    if isinstance(progress, SilentProgress):
         progress.line(text)
 
 

@@ -58,20 +58,15 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, Interval]:
     return mean, (mean - half, mean + half)
 
 
-def signed(value: float, interval: Sequence[float] | None = None) -> str:
+def signed(value: float, interval: Sequence[float] | None = None, digits: int = 3) -> str:
     """Format a difference with its interval; a value that rounds to zero has no sign.
 
     >>> signed(-0.5, (-0.6, -0.4))
     '-0.500 [-0.600, -0.400]'
     """
-    shown = _signed(value)
-    return shown if interval is None else f"{shown} [{_signed(interval[0])}, {_signed(interval[1])}]"
-
-
-def _signed(value: float, digits: int = 3) -> str:
-    """Return a number with its sign; zero has none."""
     shown = f"{value:+.{digits}f}"
-    return shown[1:] if float(shown) == 0 else shown
+    shown = shown[1:] if float(shown) == 0 else shown
+    return shown if interval is None else f"{shown} [{signed(interval[0])}, {signed(interval[1])}]"
 
 
 def plus_minus(value: float, interval: Interval, digits: int = 3) -> str:
@@ -80,7 +75,7 @@ def plus_minus(value: float, interval: Interval, digits: int = 3) -> str:
     >>> plus_minus(-0.5, (-0.625, -0.375)), plus_minus(0.25, None, 2)
     ('-0.500 ±0.125', '+0.25')
     """
-    shown = _signed(value, digits)
+    shown = signed(value, digits=digits)
     return shown if interval is None else f"{shown} ±{(interval[1] - interval[0]) / 2:.{digits}f}"
 
 

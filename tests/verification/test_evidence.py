@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ropewalk.verification.fit import Prediction, Probe, lean
+from ropewalk.verification.fit import Probe, lean
 
 TOKENS = 20
 
@@ -18,13 +18,7 @@ def answers(generator, *, share, count=12):
         way = generator.normal(size=TOKENS) * generator.lognormal(-2.0, 0.7)
         error = generator.normal(size=TOKENS) * 0.1 * generator.lognormal(0.0, 1.0)
         given = one + share * way + error
-        found.append(
-            Probe(
-                10,
-                dict(enumerate(given.tolist())),
-                {name: Prediction(list(enumerate(v.tolist()))) for name, v in (("one", one), ("other", one + way))},
-            )
-        )
+        found.append(Probe(10, dict(enumerate(given.tolist())), {"one": one, "other": one + way}))
     return found
 
 
@@ -45,7 +39,7 @@ def test_one_bad_answer_does_not_hide_the_others():
     questions = answers(generator, share=0.0)
     last = questions[-1]
     spoilt = {token: value + 10 * generator.normal() for token, value in last.answer.items()}
-    found = lean([*questions, Probe(10, spoilt, last.predictions)], "one", "other", comparisons=30)
+    found = lean([*questions, Probe(10, spoilt, last.ours)], "one", "other", comparisons=30)
     assert found.refuted
     assert found.half < 0.2
 

@@ -16,7 +16,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Linear, LongRoPE, YaRN
 from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.verify import STEPS, our_side
+from ropewalk.verification.verify import STEPS, OurSide
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.conftest import model_of
 from tests.verification.test_verify import under
@@ -178,7 +178,7 @@ MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_p
 
 def golden_of(model, **options):
     """The golden predictions of a transformers model with bytes for tokens."""
-    return Golden.of(our_side(Reader(model, TextTokenizer.bytes(), "small"), **options))
+    return Golden.of(OurSide(Reader(model, TextTokenizer.bytes(), "small"), **options))
 
 
 def partial_model(fraction):
@@ -232,7 +232,7 @@ def test_sliding_layers_that_are_scaled():
     scaled = [dataclasses.replace(rope, scaling=YaRN(4.0, 256), max_position_embeddings=1024) for rope, _ in layers]
     full = tuple(own if window else new for (own, window), new in zip(layers, scaled, strict=True))
     right, wrong = (reader.under(reader.positions.with_rope(ropes)) for ropes in (full, tuple(scaled)))
-    golden = Golden.of(our_side(right, up_to=128, trained_length=256))
+    golden = Golden.of(OurSide(right, up_to=128, trained_length=256))
     assert golden.check(TransformersEngine(right.model)).verdict.kind == "as expected"
     assert golden.check(TransformersEngine(wrong.model)).verdict.applied == ("scaling on all layers",)
 

@@ -190,7 +190,7 @@ def test_usage_that_is_not_reported(ours, usage):
     """Anything but a number of tokens is none."""
     with serving(ours, lambda path, body, headers: (200, chat(A, B) | {"usage": usage})) as url:
         engine = OpenAIEngine(url, ours.reader.tokenizer, model="m")
-        assert engine.ask([1, 2, 3]) == NextTokens({1: -1.0, 2: -2.0}, None)
+        assert engine.ask([1, 2, 3]) == NextTokens({1: -1.0, 2: -2.0}, None, token=1)
 
 
 @pytest.mark.parametrize("listed", [5, "x", [], {"data": 5}, {"data": [None]}, {"data": [{"id": 5}]}, {"data": {}}])

@@ -60,18 +60,22 @@ def test_what_agrees_for_a_prompt_is_read_once(small, reads):
     assert reads[2:] == [[20, 60]]
 
 
-def test_one_copy_of_the_model_for_each_rope(small):
-    """Positions that are equal share it, and only one of the copies that remap positions is checked at length."""
-    reader = reader_of(small)
-    predictions = Predictions(reader)
-    yarn, held = hypothesis(small, rule=YaRN(4.0, 256)), hypothesis(small, extension=FaultyPositions("held", 50))
-    copies = [predictions.under(one.positions) for one in (yarn, yarn, held, hypothesis(small, rule=YaRN(2.0, 256)))]
-    assert copies[0] is copies[1]
-    assert len({id(copy.model) for copy in copies}) == 3
-    forwards = []
-    reader.model.register_forward_pre_hook(lambda *_: forwards.append(1))  # each copy has the hook, too
-    reader.under(hypothesis(small, extension=FaultyPositions("held", 60)).positions)
-    assert len(forwards) == 1, "that the layers call it; the features that it rotates are known"
+def test_one_copy_of_the_model_for_all_ropes(small):
+    """Only the first ropes that remap positions are checked by a forward; ropes that fail leave it as it was."""
+    predictions, forwards = Predictions(reader_of(small)), []
+    yarn, held, other = (
+        hypothesis(small, rule=YaRN(4.0, 256)), hypothesis(small, extension=FaultyPositions("held", 50)),
+        hypothesis(small, extension=FaultyPositions("held", 60)),
+    )  # fmt: skip
+    copy = predictions.under(yarn.positions)
+    assert predictions.under(held.positions) is copy is not predictions.reader
+    copy.model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    assert predictions.under(other.positions) is copy
+    assert copy.positions == other.positions
+    with pytest.raises(rw.RopeError):
+        predictions.under(dataclasses.replace(other.positions, ropes=(None, None)))
+    assert (copy.positions, forwards) == (other.positions, [])
+    assert predictions.under(hypothesis(small).positions) is predictions.reader
 
 
 @pytest.mark.parametrize(
@@ -118,4 +122,4 @@ def test_a_second_check_reads_nothing(small, reads, tmp_path):
 def test_a_token_that_is_not_ours():
     """One that no prediction contains counts only if the answer has more than each allows."""
     question = PromptQuestion([0], {"a": Prediction([(1, -1.0), (2, -2.0)]), "b": Prediction([(1, -1.0), (3, -4.0)])})
-    assert question.aligned(NextTokens({1: -1.0, 3: -5.0, 7: -9.0, 8: -3.0}))[0] == {1: -1.0, 3: -5.0, 8: -3.0}
+    assert question.probe(NextTokens({1: -1.0, 3: -5.0, 7: -9.0, 8: -3.0})).answer == {1: -1.0, 3: -5.0, 8: -3.0}

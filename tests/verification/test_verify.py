@@ -18,7 +18,7 @@ from ropewalk.verification.check import Check
 from ropewalk.verification.engine import NextTokens, NoAnswer, TooLong
 from ropewalk.verification.fit import Prediction, PromptQuestion
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.verify import DECODING, expected_positions, our_side
+from ropewalk.verification.verify import DECODING, OurSide, expected_positions
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.fake_server import serving
 
@@ -93,7 +93,7 @@ class Short(OurEngine):
 
 def test_a_context_that_ends_first(small, verify, state):
     """The same where the engine's own context is short; the verdict names it, also from a golden file."""
-    golden = Golden.of(our_side(small, up_to=400, state=state))
+    golden = Golden.of(OurSide(small, up_to=400, state=state))
     for found in (verify(small, Short(small), up_to=400), golden.check(Short(small))):
         assert found.verdict.kind == "undecided"
         assert re.search(r"needs an engine that accepts more than [23]\d\d tokens", str(found))
@@ -169,7 +169,7 @@ def test_what_is_in_no_hypothesis_is_not_as_expected(small, theta, verify):
 )
 def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, expect, other, kind):
     """Answers with an error of 0.1 nats around a hypothesis so far from the expected one, which they also fit."""
-    side, generator = our_side(small, expect=expect), torch.Generator().manual_seed(0)
+    side, generator = OurSide(small, expect=expect), torch.Generator().manual_seed(0)
     first, made, answers = side.first.name, [], {0: dict.fromkeys(range(20), -2.92)}
     for number in range(1, 17):
         theirs = -torch.rand(20, generator=generator).double() * 9
@@ -308,7 +308,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_an_engine_that_samples(small, form, verify, state):
     """It refuses temperature 0 and `top_k`, and adds its token, which may not be in the file, to the likeliest."""
-    golden = Golden.of(our_side(small, state=state))
+    golden = Golden.of(OurSide(small, state=state))
 
     def refuse(path, body, headers):
         return (400, "temperature") if body.get("temperature") == 0 or "top_k" in body else None

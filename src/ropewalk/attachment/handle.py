@@ -6,7 +6,6 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -92,7 +91,6 @@ def _written_fields(handle: Attachment) -> dict[str, Any]:
         return {STATED: stated}
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class Attachment:
     """The handle of an attached model, returned by `attach`; a `with` block detaches the model at its end.
 
@@ -113,35 +111,40 @@ class Attachment:
     >>> handle.detach()
     """
 
-    model: nn.Module
-    own: ModelRopes
-    positions: ModelRopes
-    method: Method | None = None
-    target: int | None = None
-    kernels: bool = False
-    difference: float | None = None
-    _modules: Mapping[nn.Module, Tables] = field(default_factory=dict)
-    _config: Any = None
-    _length: SeqLen = field(default_factory=SeqLen)
-    _layouts: CallLayouts = field(default_factory=CallLayouts)
-    _slice: Slice | None = None
-    _called: bool = False
-    _noise: float | None = None
-    _stated: tuple[ModelRopes, dict[str, Any]] | None = None
-    _forwards: list[TablesForward] = field(default_factory=list)
-    _states: list[LayerAttention] = field(default_factory=list)
-    _undo: list[Callable[[], None]] = field(default_factory=list)
-    _undo_layers: list[Callable[[], None]] = field(default_factory=list)
+    def __init__(self, model: nn.Module, *, kernels: bool = False) -> None:
+        """Read the ropes and the rotary modules of a model, which does not change."""
+        need("transformers", extra="transformers")
+        _check_free(model)
+        self.model, self.kernels, self._config = model, kernels, text_config_of(model)
+        try:
+            self.own = self.positions = positions_of(model, self._config)
+        except RopeError as error:
+            facts = {**error.facts, "class": type(model).__name__, "file": inspect.getfile(type(model))}
+            raise RopeError(error.rule, facts=facts, cure=error.cure) from error
+        self._modules: Mapping[nn.Module, Tables] = rotary_modules(model, self._config, self.own)
+        self.method: Method | None = None
+        self.target: int | None = None
+        self.difference: float | None = None
+        self._length, self._layouts = SeqLen(), CallLayouts()
+        self._slice: Slice | None = None
+        self._called = False
+        self._noise: float | None = None
+        self._stated: tuple[ModelRopes, dict[str, Any]] | None = None
+        self._forwards: list[TablesForward] = []
+        self._states: list[LayerAttention] = []
+        self._undo: list[Callable[[], None]] = []
+        self._undo_layers: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         """Return one line: the model's class, and what is attached."""
         name = type(self.model).__name__
         if not self.attached:
             return f"<Attachment of {name}: detached>"
-        target = "" if self.target is None else f" to {self.target:,} tokens"
-        difference = "" if self.difference is None else f", differs by {self.difference:.1g}"
-        method = "exact tables" if self.method is None else self.method.name
-        return f"<Attachment of {name}: {method}{target}{', with kernels' if self.kernels else ''}{difference}>"
+        words = "exact tables" if self.method is None else self.method.name
+        words += "" if self.target is None else f" to {self.target:,} tokens"
+        words += ", with kernels" if self.kernels else ""
+        words += "" if self.difference is None else f", differs by {self.difference:.1g}"
+        return f"<Attachment of {name}: {words}>"
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
@@ -434,7 +437,7 @@ def attach(
             )
         method, target, trained_length = stated["method"], stated["target"], stated["trained_length"]
     chosen = method if method is None or isinstance(method, Method) else method_named(method)
-    handle = _described(model, kernels)
+    handle = Attachment(model, kernels=kernels)
     wanted, length = _under(handle.own, chosen, target, trained_length)
     handle.method, handle.target = chosen, target
     handle._start(wanted)
@@ -446,23 +449,9 @@ def attach(
 
 def attach_silently(model: nn.Module, *, kernels: bool = False) -> Attachment:
     """Make a model's own rotation exact like `attach`, without its warning of a slow dtype."""
-    handle = _described(model, kernels)
+    handle = Attachment(model, kernels=kernels)
     handle._start(handle.own)
     return handle
-
-
-def _described(model: nn.Module, kernels: bool) -> Attachment:
-    """Return a handle with the ropes and the rotary modules of a model, which does not change."""
-    need("transformers", extra="transformers")
-    _check_free(model)
-    config = text_config_of(model)
-    try:
-        own = positions_of(model, config)
-    except RopeError as error:
-        facts = {**error.facts, "class": type(model).__name__, "file": inspect.getfile(type(model))}
-        raise RopeError(error.rule, facts=facts, cure=error.cure) from error
-    modules = rotary_modules(model, config, own)
-    return Attachment(model=model, own=own, positions=own, kernels=kernels, _modules=modules, _config=config)
 
 
 def attachment_of(model: nn.Module) -> Attachment | None:

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.audit.findings import Finding
-    from ropewalk.audit.live_check import check
-
-__all__ = ["Finding", "check"]
-
+    from ropewalk.audit.findings import Finding as Finding
+    from ropewalk.audit.live_check import check as check
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__)

@@ -138,10 +138,14 @@ class Reader:
             ) from self._refused
         other = copy.copy(self)
         other.model = _twin(self.model)
-        _handle(other.model).set_positions(positions)
+        other.move(positions)
         _handle(self.model).share_checks(_handle(other.model))
-        other.live, other._twins = type(self.live)(other.model), {}
         return other
+
+    def move(self, positions: ModelRopes) -> None:
+        """Set these positions in the layers of a copy from `under`; raise `RopeError`, unchanged, if that fails."""
+        _handle(self.model).set_positions(positions)
+        self.live, self._twins = type(self.live)(self.model), {}
 
     def cache_bytes(self, tokens: int) -> int:
         """Return the bytes of the keys and values of `tokens` tokens; layers with a window hold at most its tokens."""

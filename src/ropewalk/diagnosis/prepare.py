@@ -86,7 +86,7 @@ def doctor(
       (AVX512-BF16, AMX, CUDA from sm_80), else float32.
     - `state`: the folder in which results are saved as they are computed; None: in the user's cache. `resume`: resume
       the same run; else it starts over.
-    - `progress`: None: a bar on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
+    - `progress`: None: shown on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
       gets the progress (`ropewalk.progress.Progress`).
 
     **Returns:** a `Diagnosis`. Losses are in nats per token.

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.figures.pairs import unseen, unseen_numbers
-    from ropewalk.figures.scores import decay, decay_numbers, maps, maps_numbers
-
-__all__ = ["decay", "decay_numbers", "maps", "maps_numbers", "unseen", "unseen_numbers"]
-
+    from ropewalk.figures.pairs import unseen as unseen
+    from ropewalk.figures.pairs import unseen_numbers as unseen_numbers
+    from ropewalk.figures.scores import decay as decay
+    from ropewalk.figures.scores import decay_numbers as decay_numbers
+    from ropewalk.figures.scores import maps as maps
+    from ropewalk.figures.scores import maps_numbers as maps_numbers
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__)

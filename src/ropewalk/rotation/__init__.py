@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.rotation.complex import apply_rotary_complex, freqs_cis
-    from ropewalk.rotation.embedding import RotaryEmbedding, apply_rotary_pos_emb
-    from ropewalk.rotation.learned import LearnedFrequencies
-    from ropewalk.rotation.rotate import rotate_qk
-
-__all__ = [
-    "LearnedFrequencies",
-    "RotaryEmbedding",
-    "apply_rotary_complex",
-    "apply_rotary_pos_emb",
-    "freqs_cis",
-    "rotate_qk",
-]
+    from ropewalk.rotation.complex import apply_rotary_complex as apply_rotary_complex
+    from ropewalk.rotation.complex import freqs_cis as freqs_cis
+    from ropewalk.rotation.embedding import RotaryEmbedding as RotaryEmbedding
+    from ropewalk.rotation.embedding import apply_rotary_pos_emb as apply_rotary_pos_emb
+    from ropewalk.rotation.learned import LearnedFrequencies as LearnedFrequencies
+    from ropewalk.rotation.rotate import rotate_qk as rotate_qk
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__)

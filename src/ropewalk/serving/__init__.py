@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.serving.applying import apply
-    from ropewalk.serving.serve import serve_config
-
-__all__ = ["apply", "serve_config"]
-
+    from ropewalk.serving.applying import apply as apply
+    from ropewalk.serving.serve import serve_config as serve_config
 
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__)

@@ -156,7 +156,7 @@ class Check:
                 facts={"engine": self.engine.name, "sent": len(ids), "processed": answer.prompt_tokens},
                 cure="Disable the chat template and cutting of prompts, or use an engine that keeps token ids.",
             )
-        probe = Probe(len(ids), *question.aligned(answer))
+        probe = question.probe(answer)
         self.sent.append((question, probe))
         return probe
 
@@ -220,7 +220,7 @@ class Check:
             if len(rows) < 3:
                 continue
             probes = [Probe.joined(row) for row in rows]
-            faults = sorted({name for probe in probes for name in probe.predictions} - {self.first})
+            faults = sorted({name for probe in probes for name in probe.ours} - {self.first})
             comparisons = len(faults) + 1
             best = min((self.first, *faults), key=lambda one: misfit(probes, one))
             if best != self.first and lean(probes, best, self.first, comparisons=comparisons).refuted:
@@ -252,7 +252,7 @@ class Check:
             self.requests += 1
             tokens = [step.token for step in steps]
             answers = [
-                Probe(len(ids) + count, *one.aligned(steps[count]))
+                one.probe(steps[count])
                 for one in each
                 if (count := len(one.generated)) < len(steps) and tokens[:count] == list(one.generated)
             ]
@@ -262,7 +262,7 @@ class Check:
     def _replicas(self, verdict: EngineVerdict) -> EngineVerdict:
         """Repeat the prompt that the expected rope misses most, if it explains others: do the answers differ?"""
         allowed = self._allowed
-        sent = [(question, probe) for question, probe in self.sent if self.first in probe.predictions]
+        sent = [(question, probe) for question, probe in self.sent if self.first in probe.ours]
         others = [probe for _, probe in sent if probe.misfit(self.first) > allowed]
         if not others or len(others) == len(sent):
             return verdict
@@ -272,7 +272,7 @@ class Check:
         apart = sorted(one.misfit_of(other) for one, other in itertools.combinations(answers, 2))
         if not apart or apart[-1] <= max(allowed, NOISE * apart[0]):  # two of three answers come from one replica
             return verdict
-        best = min({one for other in others for one in other.predictions}, key=lambda one: misfit(others, one))
+        best = min({one for other in others for one in other.ours}, key=lambda one: misfit(others, one))
         applied = (best,) if misfit(others, best) <= allowed else ()
         detail = (
             f"{len(sent) - len(others)} of {len(sent)} answers follow {self.expected}, and the others "
@@ -333,13 +333,13 @@ class Check:
         return [
             probe
             for probe in self.probes
-            if {one, other} <= probe.predictions.keys() and not self._same(one, other, probe.tokens)
+            if {one, other} <= probe.ours.keys() and not self._same(one, other, probe.tokens)
         ]
 
     def _effect(self, name: str, best: str) -> Effect:
         """Return the effect of a hypothesis in place of `best`, and the engine's noise where it acts."""
         telling = self._telling(best, name)
-        apart = [np.abs(probe.under(best) - probe.under(name)).mean() for probe in telling]
+        apart = [np.abs(probe.ours[best] - probe.ours[name]).mean() for probe in telling]
         noise = max(misfit(telling, best), self.repeated)
         return Effect(name, float(np.mean(apart)) if len(apart) >= 3 else math.nan, noise)
 
@@ -425,7 +425,7 @@ class Check:
         elif verdict.kind in ("other", "replicas") and (flags := ROPE_FLAGS.get(getattr(self.engine, "kind", ""))):
             more = f"Compare {flags} with those of `ropewalk serve-config`."
         fits = sorted((self._fit(name, best) for name in self.all), key=lambda one: one.ratio or math.inf)
-        prompts = (PromptFit(one.tokens, {name: one.misfit(name) for name in one.predictions}) for one in self.probes)
+        prompts = (PromptFit(one.tokens, {name: one.misfit(name) for name in one.ours}) for one in self.probes)
         return Verification(
             model=self.side.model,
             engine=self.engine.name,
@@ -443,7 +443,7 @@ class Check:
 
     def _fit(self, name: str, best: str) -> HypothesisFit:
         """Return the fit of one hypothesis, compared with the best."""
-        predicted = [probe for probe in self.probes if name in probe.predictions]
+        predicted = [probe for probe in self.probes if name in probe.ours]
         leaning = self._lean(best, name) if name != best else Lean()
         return HypothesisFit(
             name=name,

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -128,8 +129,8 @@ class PromptQuestion:
     predictions: Mapping[str, Prediction]
     generated: Sequence[int] = ()
 
-    def aligned(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
-        """Return the log-probabilities of an answer and our predictions, ready for comparison.
+    def probe(self, answer: NextTokens) -> Probe:
+        """Return the log-probabilities of an answer and our predictions of the same tokens.
 
         A token that no prediction contains has at most `Prediction.least` under each. It is left out if this is true of
         the answer, such as for a token that an engine has sampled.
@@ -140,7 +141,12 @@ class PromptQuestion:
             for token, value in answer.top.items()
             if any(token in one.values or value > one.least for one in ours)
         }
-        return top or answer.top, self.predictions
+        return self.compared(top or answer.top, self.predictions)
+
+    def compared(self, answer: Mapping[int, float], predictions: Mapping[str, Prediction]) -> Probe:
+        """Return an answer to this prompt and predictions of its tokens."""
+        length = len(self.input_ids) + len(self.generated)
+        return Probe(length, answer, {name: one.of(list(answer)) for name, one in predictions.items()})
 
 
 Prompts = Sequence[PromptQuestion]
@@ -183,28 +189,23 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """One prompt: its length in tokens, the engine's log-probabilities, and ours under each hypothesis."""
+    """The answer to one prompt: its length in tokens, the engine's log-probabilities, and ours by hypothesis."""
 
     tokens: int
     answer: Mapping[int, float]
-    predictions: Mapping[str, Prediction]
+    ours: Mapping[str, Values]
 
     @classmethod
     def joined(cls, probes: Sequence[Probe]) -> Probe:
         """Return the answers to one request as one: errors of its generated tokens are dependent."""
         given = np.concatenate([probe.given for probe in probes])
-        ours = {name: np.concatenate([one.under(name) for one in probes]) for name in probes[0].predictions}
-        predictions = {name: Prediction(list(enumerate(values.tolist()))) for name, values in ours.items()}
-        return cls(probes[-1].tokens, dict(enumerate(given.tolist())), predictions)
+        ours = {name: np.concatenate([one.ours[name] for one in probes]) for name in probes[0].ours}
+        return cls(probes[-1].tokens, dict(enumerate(given.tolist())), ours)
 
-    @property
+    @cached_property
     def given(self) -> Values:
         """Return the engine's log-probabilities."""
         return np.array(list(self.answer.values()))
-
-    def under(self, name: str) -> Values:
-        """Return the predicted log-probabilities of the same tokens under a hypothesis."""
-        return self.predictions[name].of(list(self.answer))
 
     def misfit_of(self, other: Probe) -> float:
         """Return the mean absolute difference in nats from another answer to the same prompt.
@@ -217,7 +218,7 @@ class Probe:
 
     def misfit(self, name: str) -> float:
         """Return the mean absolute difference in nats between the answer and a hypothesis."""
-        return float(np.abs(self.given - self.under(name)).mean())
+        return float(np.abs(self.given - self.ours[name]).mean())
 
 
 # statistics
@@ -225,7 +226,7 @@ class Probe:
 
 def misfit(probes: Sequence[Probe], name: str) -> float:
     """Return the mean misfit in nats over the answers with a prediction of this hypothesis; NaN if there is none."""
-    each = [probe.misfit(name) for probe in probes if name in probe.predictions]
+    each = [probe.misfit(name) for probe in probes if name in probe.ours]
     return float(np.mean(each)) if each else math.nan
 
 
@@ -263,8 +264,8 @@ def lean(probes: Sequence[Probe], one: str, other: str, *, comparisons: int) -> 
     """
     rows = []
     for probe in probes:
-        if {one, other} <= probe.predictions.keys():
-            error, way = probe.given - probe.under(one), probe.under(other) - probe.under(one)
+        if {one, other} <= probe.ours.keys():
+            error, way = probe.given - probe.ours[one], probe.ours[other] - probe.ours[one]
             if np.abs(way).max() >= SAME:
                 rows.append((way @ error, way @ way, error @ error))
     if len(rows) < 3:
@@ -282,9 +283,9 @@ def lean(probes: Sequence[Probe], one: str, other: str, *, comparisons: int) -> 
 def kept_error(groups: Sequence[Sequence[Probe]], name: str) -> float:
     """Return the share of a hypothesis' squared error that answers of one group have in common; NaN without any."""
     shared = total = 0.0
-    for one, other in itertools.chain.from_iterable(itertools.combinations(group, 2) for group in groups):
-        tokens = [token for token in one.answer if token in other.answer]
-        errors = [np.array([x.answer[t] for t in tokens]) - x.predictions[name].of(tokens) for x in (one, other)]
-        shared += float(errors[0] @ errors[1])
-        total += float(errors[0] @ errors[0] + errors[1] @ errors[1]) / 2
+    for pair in itertools.chain.from_iterable(itertools.combinations(group, 2) for group in groups):
+        errors = [dict(zip(probe.answer, probe.given - probe.ours[name], strict=True)) for probe in pair]
+        one, other = (np.array([error[token] for token in errors[0] if token in errors[1]]) for error in errors)
+        shared += float(one @ other)
+        total += float(one @ one + other @ other) / 2
     return shared / total if total else math.nan

@@ -27,7 +27,15 @@ from ropewalk.rope.values import HORIZON
 from ropewalk.verification.adapters import LOCAL, open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
 from ropewalk.verification.engine import WAIT, NextTokens
-from ropewalk.verification.fit import Compared, Prediction, PromptQuestion, RecordedHypothesis, different, distance
+from ropewalk.verification.fit import (
+    Compared,
+    Prediction,
+    Probe,
+    PromptQuestion,
+    RecordedHypothesis,
+    different,
+    distance,
+)
 from ropewalk.verification.outcome import Verification
 from ropewalk.version import __version__
 
@@ -51,7 +59,7 @@ class RecordedPrompt(PromptQuestion):
     tokens: Sequence[int] = ()
     clear: Collection[int] = ()
 
-    def aligned(self, answer: NextTokens) -> tuple[Mapping[int, float], Mapping[str, Prediction]]:
+    def probe(self, answer: NextTokens) -> Probe:
         """Return the answer and the predictions, limited to values known on both sides.
 
         An engine returns its likeliest tokens. Every other token has at most the smallest of these log-probabilities;
@@ -67,11 +75,8 @@ class RecordedPrompt(PromptQuestion):
             for name, one in self.predictions.items()
         }
         tell = [token for token, value in answered.items() if any(one[token] != value for one in values.values())]
-        kept = tell or list(answered)
-        return (
-            {token: answered[token] for token in kept},
-            {name: Prediction([(token, one[token]) for token in kept]) for name, one in values.items()},
-        )
+        kept = {token: answered[token] for token in tell or answered}
+        return self.compared(kept, {name: Prediction(list(one.items())) for name, one in values.items()})
 
 
 class Golden:
@@ -341,10 +346,10 @@ def write_golden(
     >>> golden.check(open_reader("tiny").model).verdict.kind
     'as expected'
     """
-    from ropewalk.verification.verify import our_side
+    from ropewalk.verification.verify import OurSide
 
     check_output(path, new_folder=True)
     with shown("verify", progress) as bar:
-        golden = Golden.of(our_side(model, **options), progress=bar)
+        golden = Golden.of(OurSide(model, **options), progress=bar)
     golden.write(path)
     return golden

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import http.client
 import itertools
 import json
 import os
@@ -12,14 +11,16 @@ import socket
 import ssl
 import threading
 import time
-from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from http.client import HTTPException, IncompleteRead
+from typing import Any, TypeVar
+from urllib.error import URLError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import HTTPHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, getproxies, proxy_bypass
 
 from ropewalk.errors import RopeError
 from ropewalk.verification.engine import (
@@ -47,7 +48,7 @@ OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
 GREEDY: tuple[Mapping[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0})
 """What samples nothing, in the order of trying: some engines refuse temperature 0, and fields that are not OpenAI's."""
 _TOKEN_ID = "token_id:"  # vLLM's prefix of a token that it returns as an id
-
+ReturnT = TypeVar("ReturnT")
 
 CURES = {
     401: f"Set {KEY} to a key of this server.",
@@ -101,19 +102,23 @@ class OpenAIEngine:
     ) -> None:
         try:
             parts = urlsplit(url)
-            scheme, self._host, self._port = parts.scheme, parts.hostname or "", parts.port
+            scheme, host, port = parts.scheme, parts.hostname or "", parts.port
         except ValueError:  # an open bracket, a port beyond 65,535
-            scheme, self._host = "", ""
-        if scheme not in ("http", "https") or not self._host or parts.username or parts.password:
+            scheme, host, port = "", "", None
+        if scheme not in ("http", "https") or not host or parts.username or parts.password:
             raise RopeError(
                 "verify: invalid address of a server.",
-                facts={"scheme": scheme, "host": self._host},
+                facts={"scheme": scheme, "host": host},
                 cure=f"Pass one such as http://localhost:8000. Put a key into the variable {KEY}.",
             )
         path = parts.path.rstrip("/").removesuffix("/completions").removesuffix("/v1")
         self.root = urlunsplit((scheme, parts.netloc, path, "", ""))
-        self._path = quote(path, safe="/%~:@!$&'()*+,;=")
-        self._proxy = None if self._host in LOCAL or proxy_bypass(self._host) else getproxies().get(scheme)
+        self._base = urlunsplit((scheme, parts.netloc, quote(path, safe="/%~:@!$&'()*+,;="), "", ""))
+        self._proxy = None if host in LOCAL or proxy_bypass(host) else getproxies().get(scheme)
+        self._address = None if self._proxy else (host, port or (443 if scheme == "https" else 80))
+        self._opener = OpenerDirector()  # without handlers of redirects and of errors
+        for handler in (ProxyHandler({scheme: self._proxy} if self._proxy else {}), HTTPHandler(), HTTPSHandler()):
+            self._opener.add_handler(handler)
         self.token_texts = token_texts
         self._model, self._name, self._timeout, self._wait = model, name, timeout, wait
         self._key = (os.environ.get(KEY, "") if key is None else key).strip()
@@ -166,29 +171,16 @@ class OpenAIEngine:
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
         """Return the likeliest next tokens after these ids."""
-        content = self._completion(input_ids, 1)
-        _, top = self._generated(content)[0]
-        match content:
-            case {"usage": {"prompt_tokens": count}} if type(count) is int:
-                return NextTokens(top, count, self._by_text)
-        return NextTokens(top, by_text=self._by_text)
+        return self.generate(input_ids, 1)[0]
 
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
-        """Return generated tokens, always the likeliest, and the likeliest tokens at each place."""
-        steps = []
-        for token, top in self._generated(self._completion(input_ids, tokens)):
-            likeliest = max(top, key=lambda one: top[one]) if token is None else token
-            steps.append(NextTokens(top, by_text=self._by_text, token=likeliest))
-        return steps
-
-    def _completion(self, input_ids: Sequence[int], tokens: int) -> Any:
-        """Return the server's answer; omit fields it refuses."""
+        """Return generated tokens, always the likeliest, with the likeliest at each place; omit refused fields."""
         body = {"model": self.model, "prompt": list(input_ids), "max_tokens": tokens, "logprobs": self._top}
         body |= {**self._greedy[0], **({"return_tokens_as_token_ids": True} if self._wants_ids else {})}  # vLLM's
         answer = self._send("POST", "/v1/completions", body)
         if answer.status in (400, 422):
             if self._omitted(answer.text):
-                return self._completion(input_ids, tokens)
+                return self.generate(input_ids, tokens)
             if any(word in answer.text for word in ("context size", "context length", "maximum context", "exceed")):
                 raise TooLong(
                     "verify: the prompt does not fit the engine's context.",
@@ -203,13 +195,19 @@ class OpenAIEngine:
             )
         if answer.status != 200:
             raise self._refusal(answer, "verify: the server refuses the request.")
-        if not self._generated(answer.content):
+        steps = self._steps(answer.content)
+        if not steps:
             raise NoAnswer(
                 "verify: the server returns no log-probabilities of the likeliest tokens.",
                 facts={"server": self.root, "answer": self._shown(answer.text)},
                 cure="Use an engine with `logprobs` in /v1/completions (llama.cpp, vLLM, SGLang).",
             )
-        return answer.content
+        count = _object(_object(answer.content).get("usage")).get("prompt_tokens")
+        count = count if type(count) is int else None
+        return [
+            NextTokens(top, count, self._by_text, max(top, key=lambda one: top[one]) if token is None else token)
+            for token, top in steps
+        ]
 
     def _omitted(self, refusal: str) -> bool:
         """Omit from now on what a server refuses; return whether it is something that can be omitted."""
@@ -229,7 +227,7 @@ class OpenAIEngine:
         ids, text = (self._send("POST", "/v1/completions", body | {"prompt": one}) for one in (list(input_ids), "a"))
         return ids if ids.status != 200 and text.status == 200 else None
 
-    def _generated(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
+    def _steps(self, content: Any) -> list[tuple[int | None, dict[int, float]]]:
         """Return each generated token and the checked numbers at its place, in the form of completions or of chat.
 
         An engine that samples may add its token to the likeliest ones. The smallest number is left out if it is that of
@@ -273,14 +271,19 @@ class OpenAIEngine:
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpAnswer:
         """Send a request until it is answered, its time is used up, or the time to wait for a loading server."""
+        headers = {"Accept": "application/json", "User-Agent": f"ropewalk/{__version__}"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers |= {} if body is None else {"Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
         begun, pause = time.monotonic(), PAUSE
         while True:
             answer = failure = None
             deadline = time.monotonic() + self._timeout
+            request = Request(self._base + path, data, headers, method=method)  # a proxy changes it
             try:
-                answer = self._exchange(method, path, body, deadline)
-            except (OSError, http.client.HTTPException, UnicodeError) as error:
-                failure = error
+                answer = _within(self._timeout, lambda request=request: self._exchange(request))
+            except (OSError, HTTPException, UnicodeError) as error:
+                failure = error.reason if isinstance(error, URLError) else error
             else:
                 if answer.status not in RETRIED:
                     return answer
@@ -296,7 +299,7 @@ class OpenAIEngine:
             raise self._refusal(answer, rule)
         raise self._unreachable(failure)
 
-    def _unreachable(self, failure: BaseException | None) -> Unreachable:
+    def _unreachable(self, failure: object) -> Unreachable:
         rule, error = "the server cannot be reached", type(failure).__name__
         cure = (
             f"Check that it runs at this address and answers within {self._timeout:g} seconds. "
@@ -311,46 +314,13 @@ class OpenAIEngine:
         proxy = {"proxy": urlsplit(self._proxy).hostname} if self._proxy else {}
         return Unreachable(f"verify: {rule}.", facts={"server": self.root, "error": error, **proxy}, cure=cure)
 
-    def _connected(self, timeout: float) -> tuple[http.client.HTTPConnection, str, dict[str, str]]:
-        """Return a connection, through the proxy if there is one, the beginning of paths on it, and its headers."""
-        https = self.root.startswith("https")
-        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        if not self._proxy:
-            connection, start, headers = kind(self._host, self._port, timeout=timeout), self._path, {}
-        else:
-            proxy = urlsplit(self._proxy if "//" in self._proxy else f"//{self._proxy}")
-            user = f"{unquote(proxy.username or '')}:{unquote(proxy.password or '')}".encode()
-            headers = {"Proxy-Authorization": f"Basic {b64encode(user).decode()}"} if proxy.username else {}
-            connection, start = kind(str(proxy.hostname), proxy.port, timeout=timeout), self._path
-            if https:
-                connection.set_tunnel(self._host, self._port, headers)
-                headers = {}
-            else:
-                start = urlunsplit((*urlsplit(self.root)[:2], self._path, "", ""))
-        connection.connect()
-        return connection, start, headers
-
-    def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> HttpAnswer:
-        """Send a request once. At the deadline its socket is shut down, whatever the server does."""
-        headers = {"Accept": "application/json", "Connection": "close", "User-Agent": f"ropewalk/{__version__}"}
-        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        headers |= {} if body is None else {"Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        left = deadline - time.monotonic()
-        connection, start, more = self._connected(min(CONNECTING, left))
-        connection.sock.settimeout(left)
-        watchdog = threading.Timer(deadline - time.monotonic(), _shut, [connection.sock])
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            connection.request(method, start + path, data, headers | more)
-            with connection.getresponse() as response:
-                content = response.read(LARGEST + 1)
-        finally:
-            watchdog.cancel()
-            connection.close()
-        if time.monotonic() >= deadline:
-            raise TimeoutError
+    def _exchange(self, request: Request) -> HttpAnswer:
+        """Send a request once, and return the whole answer."""
+        if self._address:  # a host that drops packets is given up before the time of an answer
+            socket.create_connection(self._address, CONNECTING).close()
+            self._address = None
+        with self._opener.open(request, timeout=self._timeout) as response:
+            content = response.read(LARGEST + 1)
         encoding = response.getheader("Content-Encoding", "identity")
         if len(content) > LARGEST or encoding.lower() != "identity":
             raise EngineError(
@@ -359,7 +329,7 @@ class OpenAIEngine:
                 cure=f"Check the address. An answer must be uncompressed and at most {LARGEST >> 20} MiB.",
             )
         if response.length:  # the connection was closed too early
-            raise http.client.IncompleteRead(content, response.length)
+            raise IncompleteRead(content, response.length)
         after = response.getheader("Retry-After", "")
         seconds = float(after) if re.fullmatch("[0-9]{1,9}", after) else 0.0
         return HttpAnswer(response.status, content.decode("utf-8", errors="replace"), seconds)
@@ -411,7 +381,15 @@ def _bare(text: str) -> str:
     return re.sub(r"[^!-\[\]-~]", "", text)
 
 
-def _shut(connected: socket.socket) -> None:
-    """Shut a socket down, so that another thread stops waiting for it."""
-    with suppress(OSError):
-        socket.socket.shutdown(connected, socket.SHUT_RDWR)
+def _within(seconds: float, call: Callable[[], ReturnT]) -> ReturnT:
+    """Return the result of a call; raise `TimeoutError` after this time, whatever it waits for, and leave it alone."""
+    future = Future[ReturnT]()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)

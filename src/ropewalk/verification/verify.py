@@ -8,8 +8,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,6 @@ from ropewalk.progress import expect as begin_stage
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import check_whole
-from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification import check
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.engine import WAIT
@@ -84,7 +81,7 @@ def verify(
     - `trained_length`: in tokens, if the config does not contain it.
     - `state`: a folder to save our own predictions for the next run. Defaults to none.
     - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.checkpoints.opening.open_reader`.
-    - `progress`: an object with `begin` and `advance`, True or False. None shows a bar on a terminal and in a notebook.
+    - `progress`: an object with `begin` and `advance`, True or False. None shows it on a terminal and in a notebook.
 
     **Returns:** a `Verification`: `.verdict`, `.exit_status` (0 as expected, 1 other, 3 undecided), `.to_json()`.
     **Raises:** `RopeError` for invalid arguments; `Unreachable`, `Loading` or `EngineError` (all `RopeError`s, in
@@ -99,7 +96,7 @@ def verify(
     """
     begun = time.monotonic()
     check_whole("verify", max_tokens=max_tokens, optional=False)
-    side = our_side(
+    side = OurSide(
         model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state, device_map=device_map
     )
     source = model if isinstance(model, str | Path) else side.model
@@ -107,50 +104,6 @@ def verify(
     with open_engine(engine, source, side.tokenizer, **options) as opened, shown("verify", progress) as bar:
         verification = check.Check(side, max_tokens=max_tokens, progress=bar).run(opened)
     return dataclasses.replace(verification, seconds=round(time.monotonic() - begun, 2))
-
-
-def our_side(
-    model: str | Path | Reader | Any,
-    *,
-    expect: str | ModelRopes | None = None,
-    up_to: int | None = None,
-    text: str | Path | None = None,
-    trained_length: int | None = None,
-    state: str | Path | None = None,
-    device_map: str | None = None,
-) -> OurSide:
-    """Return our side of a check; see `verify`.
-
-    It computes in float32, with `device_map` in the dtype of the weights if that is fast.
-
-    **Raises:** `RopeError` for a model without a tokenizer or a trained length.
-    """
-    check_whole("verify", up_to=up_to, trained_length=trained_length)
-    contents = read_text(text, LEAST_BYTES)[1]
-    if isinstance(model, str | Path):
-        reader = open_reader(model, dtype=None if device_map else torch.float32, device_map=device_map)
-    else:
-        model, note = fast_copy(model)
-        if note is not None:
-            warnings.warn(f"verify: {note}", stacklevel=3)
-        reader = reader_of(model)
-    tokenizer = reader.tokenizer
-    if tokenizer is None:
-        raise RopeError(
-            "verify: the model has no tokenizer, which prompts need.",
-            facts={"model": reader.name},
-            cure="Pass a checkpoint with its tokenizer.",
-        )
-    trained = trained_length or reader.trained_length
-    if trained is None:
-        raise RopeError(
-            "verify: the config does not contain the trained length.",
-            facts={"model": reader.name},
-            cure="Pass trained_length=... (--trained-length).",
-        )
-    predictions = Predictions(reader, None if state is None else as_path(state, "verify"))
-    expected = expected_positions(reader.positions, expect, trained)
-    return OurSide(predictions, tokenizer, contents, expected, trained, up_to)
 
 
 class Predictions:
@@ -167,7 +120,7 @@ class Predictions:
         self.ledger = Ledger(folder, kind="verify", key=key)
         self.ledger.resume()
         self._known = {key: top for saved in self.ledger.results.values() for key, top in saved.items()}
-        self._readers: dict[ModelRopes, Reader] = {}
+        self._copy: Reader | None = None
 
     def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
         """Return the prediction after the first n of these ids, for each n in `lengths`, under a hypothesis.
@@ -202,51 +155,86 @@ class Predictions:
         }
 
     def under(self, positions: ModelRopes) -> Reader:
-        """Return the reader under these positions; a copy of the model for each is kept, and shares its weights.
+        """Return the reader under these positions: one copy of the model, which the next call changes.
 
         transformers' layers have one pairing and width, or no rotation. For others, our own attention rotates under an
         extension that does not change positions; layers with a window do not support it.
 
         **Raises:** `RopeError` if the reader supports neither.
         """
-        if positions not in self._readers:
-            try:
-                self._readers[positions] = self.reader.under(positions)
-            except RopeError:
-                if any(positions.extensions):
-                    raise
-                layers = zip(positions.ropes, positions.sliding_windows, strict=True)
-                neutral = tuple(
-                    FaultyPositions("shifted", 1) if rope and not window else None for rope, window in layers
-                )
-                self._readers[positions] = self.reader.under(dataclasses.replace(positions, extensions=neutral))
-        return self._readers[positions]
+        if positions == self.reader.positions:
+            return self.reader
+        try:
+            return self._moved(positions)
+        except RopeError:
+            if any(positions.extensions):
+                raise
+        layers = zip(positions.ropes, positions.sliding_windows, strict=True)
+        neutral = (FaultyPositions("shifted", 1) if rope and not window else None for rope, window in layers)
+        return self._moved(dataclasses.replace(positions, extensions=tuple(neutral)))
+
+    def _moved(self, positions: ModelRopes) -> Reader:
+        if self._copy is None:
+            self._copy = self.reader.under(positions)
+        else:
+            self._copy.move(positions)
+        return self._copy
 
 
-@dataclass
 class OurSide:
     """Our side of a check, computed by our own model; see `ropewalk.verification.fit.Side`.
 
-    - `text`: the source of prompts. `positions`: what the engine should apply. `trained`: the trained length in tokens.
-    - `longest`: the longest prompt of the verdict, in tokens; None: chosen from the positions.
+    The options are those of `verify`. The model computes in float32, with `device_map` in the dtype of the weights if
+    that is fast.
+
+    **Raises:** `RopeError` for a model without a tokenizer or a trained length.
     """
 
-    predictions: Predictions
-    tokenizer: TextTokenizer
-    text: str
-    positions: ModelRopes
-    trained: int
-    longest: int | None = None
-    rounds: Sequence[tuple[int, int]] | None = field(default=None, init=False)
-    progress: Progress = field(default_factory=SilentProgress, init=False)
-
-    def __post_init__(self) -> None:
-        self.model = self.predictions.reader.name
+    def __init__(
+        self,
+        model: str | Path | Reader | Any,
+        *,
+        expect: str | ModelRopes | None = None,
+        up_to: int | None = None,
+        text: str | Path | None = None,
+        trained_length: int | None = None,
+        state: str | Path | None = None,
+        device_map: str | None = None,
+    ) -> None:
+        check_whole("verify", up_to=up_to, trained_length=trained_length)
+        self.text = read_text(text, LEAST_BYTES)[1]
+        if isinstance(model, str | Path):
+            reader = open_reader(model, dtype=None if device_map else torch.float32, device_map=device_map)
+        else:
+            model, note = fast_copy(model)
+            if note is not None:
+                warnings.warn(f"verify: {note}", stacklevel=3)
+            reader = reader_of(model)
+        tokenizer, trained = reader.tokenizer, trained_length or reader.trained_length
+        if tokenizer is None:
+            raise RopeError(
+                "verify: the model has no tokenizer, which prompts need.",
+                facts={"model": reader.name},
+                cure="Pass a checkpoint with its tokenizer.",
+            )
+        if trained is None:
+            raise RopeError(
+                "verify: the config does not contain the trained length.",
+                facts={"model": reader.name},
+                cure="Pass trained_length=... (--trained-length).",
+            )
+        self.model, self.tokenizer, self.trained = reader.name, tokenizer, trained
+        self.predictions = Predictions(reader, None if state is None else as_path(state, "verify"))
+        self.positions = expected_positions(reader.positions, expect, trained)
         self.expected = described(self.positions)
-        self.first, *others = hypotheses(self.positions, trained=self.trained)
+        self.up_to = length_to_verify(self.positions, trained) if up_to is None else up_to
+        self.first, *others = hypotheses(self.positions, trained=trained)
         self.left_out = tuple(one.name for one in others if not self._supports(one))
         self.all = {one.name: one for one in (self.first, *others) if one.name not in self.left_out}
-        self.up_to = length_to_verify(self.positions, self.trained) if self.longest is None else self.longest
+        self.prefix_ids, words = tokenizer.prefix_ids, self.text[len(self.text) // 3 :][:CHECKED]
+        self.sample = words, tokenizer.encode(words)
+        self.rounds: Sequence[tuple[int, int]] | None = None
+        self.progress: Progress = SilentProgress()
 
     def _supports(self, hypothesis: Hypothesis) -> bool:
         """Return whether this reader supports a hypothesis: some libraries lack methods in attention."""
@@ -255,17 +243,6 @@ class OurSide:
         except RopeError:
             return False
         return True
-
-    @cached_property
-    def prefix_ids(self) -> list[int]:
-        """Return the ids that the checkpoint puts before every text."""
-        return self.tokenizer.prefix_ids
-
-    @property
-    def sample(self) -> tuple[str, list[int]]:
-        """Return a part of the text, and its ids."""
-        words = self.text[len(self.text) // 3 :][:CHECKED]
-        return words, self.tokenizer.encode(words)
 
     def single(self) -> list[PromptQuestion]:
         """Return prompts of one token."""
