@@ -42,16 +42,16 @@ def test_a_line_cut_short_by_a_kill_is_ignored(tmp_path) -> None:
     with results.open("ab") as file:
         file.write(b'{"job": "b", "resu')
     second = opened(tmp_path)
-    assert set(second.results) == {"a"}
+    assert set(second) == {"a"}
     second.add("b", {"value": 2})
-    assert {job: row["value"] for job, row in opened(tmp_path).results.items()} == {"a": 1, "b": 2}
+    assert {job: row["value"] for job, row in opened(tmp_path).items()} == {"a": 1, "b": 2}
 
 
 def test_a_folder_whose_head_is_just_being_written_is_joined(tmp_path) -> None:
     """Two processes that begin at once: the temporary file of the one is nothing foreign to the other."""
     (tmp_path / f".{module.HEAD}.x1y2").write_text('{"ledg')
     opened(tmp_path).add("a", {"value": 1})
-    assert set(opened(tmp_path).results) == {"a"}
+    assert set(opened(tmp_path)) == {"a"}
     (tmp_path / "other" / "notes").mkdir(parents=True)
     with pytest.raises(RopeError, match="contains other files"):
         opened(tmp_path / "other")
@@ -95,7 +95,7 @@ def test_a_ledger_at_work_is_not_begun_again(tmp_path) -> None:
             opened(tmp_path, resume=False)
         with pytest.raises(RopeError, match="another run is computing these results"), opened(tmp_path).at_work():
             pass
-        assert set(opened(tmp_path).results) == {"a"}
+        assert set(opened(tmp_path)) == {"a"}
     opened(tmp_path, resume=False)
     code = f"""
 import os, signal
@@ -109,4 +109,4 @@ with ledger.at_work():
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     with opened(tmp_path).at_work():
-        assert set(opened(tmp_path).results) == {"b"}
+        assert set(opened(tmp_path)) == {"b"}

@@ -46,8 +46,8 @@ def cache_folder(kind: str, key: str) -> Path:
     return Path(base) / "ropewalk" / kind / key
 
 
-class Ledger:
-    """Save the results of a long job as they are computed.
+class Ledger(dict[str, dict[str, Any]]):
+    """The results of a long job by key, saved as they are computed.
 
     - `folder`: None keeps results in memory only. `kind`: the kind of job, such as "losses". `key`: the fingerprint
       of everything that the results depend on.
@@ -62,19 +62,10 @@ class Ledger:
     """
 
     def __init__(self, folder: Path | None, *, kind: str, key: str) -> None:
+        super().__init__()
         self.folder, self.kind, self.key = folder, kind, key
-        self.results: dict[str, dict[str, Any]] = {}
         self._file = f"{uuid.uuid4().hex}.jsonl"
         self._lock = threading.Lock()
-
-    def __contains__(self, job: str) -> bool:
-        return job in self.results
-
-    def __getitem__(self, job: str) -> dict[str, Any]:
-        return self.results[job]
-
-    def __len__(self) -> int:
-        return len(self.results)
 
     def begin(self) -> int:
         """Remove the folder's results and start from none; return 0.
@@ -92,7 +83,7 @@ class Ledger:
 
         Raises `RopeError` if the folder contains anything else, or results with a different fingerprint.
         """
-        self.results = {}
+        self.clear()
         if self.folder is None:
             return 0
         head = self._head()
@@ -112,14 +103,14 @@ class Ledger:
             for line in path.read_bytes().splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # truncated by a kill
                     row = json.loads(line)
-                    self.results.setdefault(str(row["job"]), dict(row["result"]))
-        return len(self.results)
+                    self.setdefault(str(row["job"]), dict(row["result"]))
+        return len(self)
 
     def add(self, job: str, result: Mapping[str, Any]) -> None:
         """Append one result to this process's own file and flush it to the disk."""
         line = json.dumps({"job": job, "result": finite(dict(result))}, allow_nan=False) + "\n"
         with self._lock:
-            self.results[job] = json.loads(line)["result"]
+            self[job] = json.loads(line)["result"]
             if self.folder is None:
                 return
             path = self.folder / RESULTS / self._file

@@ -108,16 +108,8 @@ class TextTokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write tokenizer.json and tokenizer_config.json into `folder`; transformers' AutoTokenizer loads them."""
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        content = json.loads(self.tokenizer.to_str())
-        write_json(target / "tokenizer.json", content, indent=None)
-        write_json(target / "tokenizer_config.json", self._config())
-
-    def _config(self) -> dict[str, Any]:
-        """Return tokenizer_config.json: the class that loads tokenizer.json unchanged, and the special tokens."""
         config: dict[str, Any] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
+            "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json unchanged
             "clean_up_tokenization_spaces": False,
             "bos_token": None if self.bos_id is None else self.tokenizer.id_to_token(self.bos_id),
             "eos_token": self.tokenizer.id_to_token(self.eos_ids[0]) if self.eos_ids else None,
@@ -126,7 +118,8 @@ class TextTokenizer:
             config["stop_token_ids"] = list(self.eos_ids)
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
-        return config
+        write_json(Path(folder) / "tokenizer.json", json.loads(self.tokenizer.to_str()), indent=None)
+        write_json(Path(folder) / "tokenizer_config.json", config)
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str]) -> TextTokenizer:
@@ -150,17 +143,11 @@ class TextTokenizer:
         begin = ids_of(
             tokenizer, tokenizer_config.get("bos_token"), config.get("bos_token_id"), generation.get("bos_token_id")
         )
-        end = ids_of(
-            tokenizer,
-            tokenizer_config.get("stop_token_ids"),
-            generation.get("eos_token_id"),
-            config.get("eos_token_id"),
-            tokenizer_config.get("eos_token"),
-        )
-        template = root / "chat_template.jinja"
-        chat = (
-            read_text(template, "TextTokenizer", cure) if template.is_file() else tokenizer_config.get("chat_template")
-        )
+        ends = [generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer_config.get("eos_token")]
+        end = ids_of(tokenizer, tokenizer_config.get("stop_token_ids"), *ends)
+        template, chat = root / "chat_template.jinja", tokenizer_config.get("chat_template")
+        if template.is_file():
+            chat = read_text(template, "TextTokenizer", cure)
         return cls(tokenizer, begin[0] if begin else None, end, chat_template=chat if isinstance(chat, str) else None)
 
     @classmethod

@@ -269,10 +269,11 @@ class Attachment:
     def _install(self, positions: ModelRopes) -> None:
         """Install tables, hooks and attention functions for these positions in the modules."""
         plan = plan_layers(self._modules.values(), self.own, positions)
+        extensions = {layer: one for layer, one in enumerate(positions.extensions) if one is not None}
         rotating = [layer for layer, rope in enumerate(self.own.ropes) if rope is not None]
-        needed = {*plan.overrides, *(rotating if self.kernels else plan.extensions)}
+        needed = {*plan.overrides, *(rotating if self.kernels else extensions)}
         layers = attention_layers(self.model, self._config, sorted(needed))
-        replaced = sorted(layers) if self.kernels else list(plan.extensions)
+        replaced = sorted(layers) if self.kernels else list(extensions)
         self._clear_layers()
         if not self._undo:
             self._replace_forwards()
@@ -287,7 +288,7 @@ class Attachment:
             if rope is not None and own is not None and rope.interleaved != own.interleaved:  # a pairing not its own
                 rotated = Slice(rotated.trailing, not rotated.interleaved)
             state = LayerAttention(
-                plan.extensions.get(layer), rope, self.own.sliding_windows[layer], layers[layer].config, rotated,
+                extensions.get(layer), rope, self.own.sliding_windows[layer], layers[layer].config, rotated,
                 self._length, self._layouts, self.kernels,
             )  # fmt: skip
             self._undo_layers += [one.restore for one in replace_attention(layers[layer], state)]

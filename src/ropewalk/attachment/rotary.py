@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,9 +14,7 @@ from ropewalk.attachment.tables import LayerTables, TablesForward, layer_types_o
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.extensions import Extension
-from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes, is_windowed
-from ropewalk.rope.values import MOST_SIZE, as_whole
+from ropewalk.rope.model_ropes import ModelRopes, is_windowed
 
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there
 
@@ -30,16 +28,7 @@ def text_config_of(model: nn.Module) -> Any:
             facts={"model": type(model).__name__},
             cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is already exact.",
         )
-    text = config.get_text_config(decoder=True)
-    count, types = as_whole(getattr(text, "num_hidden_layers", None)), [getattr(text, key, None) for key in TYPE_KEYS]
-    named = all(isinstance(one, list | tuple) and all(isinstance(label, str) for label in one) for one in types if one)
-    if not (callable(getattr(text, "to_dict", None)) and count is not None and 0 <= count <= MOST_SIZE and named):
-        raise RopeError(
-            "attach: the text config must be transformers', with a number of layers and a list of their types.",
-            facts={"model": type(model).__name__, "text config": text, "num_hidden_layers": count, "types": types},
-            cure="Restore the config that the model was built with.",
-        )
-    return text
+    return config.get_text_config(decoder=True)
 
 
 def positions_of(model: nn.Module, config: Any) -> ModelRopes:
@@ -183,25 +172,23 @@ def replace_forward(module: nn.Module, forward: object) -> Replaced:
     return Replaced(module, _UNDER_HOOK if _UNDER_HOOK in vars(module) else "forward", forward)
 
 
-@dataclass
-class LayerPlan:
-    """The tables and extensions of a model under some positions.
+class LayerPlan(NamedTuple):
+    """The tables of a model under some positions.
 
-    - `tables`: of each rotary module, by layer type. `overrides`: of single layers. `extensions`: by layer.
+    - `tables`: of each rotary module, by layer type. `overrides`: of single layers.
     - `text_only`: positions of several axes must be those of plain text, if single layers have different tables, or
       attention counts the tokens.
     """
 
-    tables: list[Tables] = field(default_factory=list)
-    overrides: dict[int, LayerTables] = field(default_factory=dict)
-    extensions: dict[int, Extension] = field(default_factory=dict)
-    text_only: bool = False
+    tables: list[Tables]
+    overrides: dict[int, LayerTables]
+    text_only: bool
 
 
 def plan_layers(modules: Iterable[Tables], own: ModelRopes, positions: ModelRopes) -> LayerPlan:
     """Plan a model under these positions; raise `RopeError` if that is impossible."""
     _check(own, positions)
-    plan = LayerPlan(extensions={layer: one for layer, one in enumerate(positions.extensions) if one is not None})
+    planned, overrides = list[Tables](), dict[int, LayerTables]()
 
     def wanted(layer: int) -> RopeConfig | None:
         extension = positions.extensions[layer]
@@ -220,11 +207,10 @@ def plan_layers(modules: Iterable[Tables], own: ModelRopes, positions: ModelRope
             of_module[label] = replace(tables, rope=common)
             for layer, rope in zip(layers, ropes, strict=True):
                 if rope != common:
-                    plan.overrides[layer] = replace(tables, rope=rope)
-        plan.tables.append(of_module)
-    remaps = any(extension.remaps for extension in plan.extensions.values())
-    plan.text_only = bool(plan.overrides or remaps) and any(rope.num_axes > 1 for rope in own.present_ropes)
-    return plan
+                    overrides[layer] = replace(tables, rope=rope)
+        planned.append(of_module)
+    several = any(rope.num_axes > 1 for rope in own.present_ropes)
+    return LayerPlan(planned, overrides, several and bool(overrides or positions.remaps))
 
 
 def _check(own: ModelRopes, positions: ModelRopes) -> None:

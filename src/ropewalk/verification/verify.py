@@ -119,7 +119,7 @@ class Predictions:
             folder = folder / key
         self.ledger = Ledger(folder, kind="verify", key=key)
         self.ledger.resume()
-        self._known = {key: top for saved in self.ledger.results.values() for key, top in saved.items()}
+        self._known = {key: top for saved in self.ledger.values() for key, top in saved.items()}
         self._copy: Reader | None = None
 
     def of(self, hypothesis: Hypothesis, input_ids: Sequence[int], lengths: Sequence[int]) -> dict[int, Prediction]:
