@@ -52,7 +52,7 @@ from ropewalk.rope.scaling import Linear, YaRN  # noqa: E402
 from ropewalk.statistics import binomial_interval  # noqa: E402
 from ropewalk.tokenizer import TextTokenizer  # noqa: E402
 from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
-from ropewalk.verification.engine import TOP, NextTokens  # noqa: E402
+from ropewalk.verification.engine import TOP, NextTokens, NoAnswer  # noqa: E402
 from ropewalk.verification.fit import Prediction, different, first_difference  # noqa: E402
 from ropewalk.verification.golden import Golden  # noqa: E402
 from ropewalk.verification.verify import OurSide  # noqa: E402
@@ -97,12 +97,14 @@ class Applied:
     def token_ids(self, text: str) -> None:
         """The tokens are not compared."""
 
-    def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """The likeliest next tokens."""
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
+        """The likeliest next tokens after a prompt of the file."""
+        if tokens > 1:
+            raise NoAnswer("only prompts are known.", cure="-")
         top = list(self.answers[tuple(input_ids)].values.items())[:TOP]
         errors = torch.randn(len(top), generator=self.generator).tolist()
         values = {token: min(0.5, value + self.deviation * e) for (token, value), e in zip(top, errors, strict=True)}
-        return NextTokens(values, len(input_ids))
+        return [NextTokens(values, len(input_ids))]
 
 
 def theta(times: float, rope: RopeConfig) -> RopeConfig:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropewalk as rw
 from ropewalk.audit.audit import audit
@@ -23,6 +25,13 @@ JUNK: list[Any] = [3.5, "", object(), [1.0], {}, float("nan"), 10**23, b"x"]
 def rotated(**changes: Any) -> object:
     """A rotation with other arguments."""
     return rw.rotate(**{"x": X, "cos": TABLE, "sin": TABLE, "interleaved": False, **changes})
+
+
+@functools.cache
+def live() -> Any:
+    """A small model of transformers."""
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1))
 
 
 CALLS: list[tuple[str, Callable[[Any], object]]] = [
@@ -45,6 +54,9 @@ CALLS: list[tuple[str, Callable[[Any], object]]] = [
     ("`max_tokens`", lambda value: rw.verify("tiny", "transformers", max_tokens=value)),
     ("`target`", lambda value: serve_config("tiny", "vllm", target=value)),
     ("method", lambda value: serve_config("tiny", "vllm", method=value or 3)),  # type: ignore[arg-type]
+    ("`model`", rw.attach),
+    ("unknown method", lambda value: rw.attach(live(), value)),
+    ("`target`", lambda value: rw.attach(live(), "yarn", target=value)),
 ]
 
 
@@ -124,19 +136,3 @@ def test_the_lower_packages_refuse_wrong_types(call: Callable[..., object], argu
         for value in (*JUNK, *OTHERS):
             with contextlib.suppress(rw.RopeError):
                 call(**{**arguments, name: value})
-
-
-def test_attach_needs_a_model_and_a_method() -> None:
-    """Its `method` may be None."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
-    )
-    model = transformers.LlamaForCausalLM(config)
-    for value in JUNK:
-        with pytest.raises(rw.RopeError, match="`model`"):
-            rw.attach(value)
-        with pytest.raises(rw.RopeError, match="unknown method"):
-            rw.attach(model, value)
-        with pytest.raises(rw.RopeError, match="`target`"):
-            rw.attach(model, "yarn", target=value)

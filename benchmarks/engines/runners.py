@@ -109,7 +109,7 @@ class LlamaCpp(Runner):
         rows, tokens = Rows(), list[int]()
         for length in [one for one in LENGTHS if one <= len(ids)]:
             with suppress(NoAnswer):
-                rows[length] = dict(engine.ask(ids[:length]).top)
+                rows[length] = dict(engine.generate(ids[:length], 1)[0].top)
         with suppress(NoAnswer):
             for count, step in enumerate(engine.generate(ids, new)):
                 rows[len(ids) + count] = dict(step.top)

@@ -43,23 +43,20 @@ _MARKS = (
 def as_path(source: object, where: str) -> Path:
     """Return `source` as a path.
 
-    Raises `RopeError` for an empty string, which would be the current folder, and for a name that is not UTF-8.
+    Raises `RopeError` for an empty string, which would be the current folder, and for a name that is not UTF-8, as
+    those in safetensors and JSON are.
     """
-    if not isinstance(source, str | os.PathLike) or not str(source):
-        raise RopeError(
-            f"{where}: a path must be a non-empty string or a pathlib.Path.",
-            facts={"path": source},
-            cure='Pass "." for the current folder.',
-        )
     try:
-        os.path.abspath(os.fsencode(source)).decode()
-    except UnicodeError as error:
-        raise RopeError(
-            f"{where}: a path must be UTF-8, as safetensors and JSON are.",
-            facts={"path": str(source)},
-            cure="Rename the file or folder.",
-        ) from error
-    return Path(source)
+        if isinstance(source, str | os.PathLike) and str(source):
+            os.path.abspath(os.fsencode(source)).decode()
+            return Path(source)
+    except UnicodeError:
+        pass
+    raise RopeError(
+        f"{where}: a path must be a non-empty string or a pathlib.Path, in UTF-8.",
+        facts={"path": source},
+        cure='Pass "." for the current folder, and rename what is not UTF-8.',
+    )
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
@@ -135,7 +132,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
     Raises `RopeError` if the file cannot be written.
     """
-    check_writable(path, new_folder=True)
+    check_writable(path)
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
@@ -147,7 +144,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def write_output(path: str | Path, content: str | bytes) -> None:
     """Write a file for the user with `write_whole`; raise `RopeError` as `check_output`."""
-    check_output(path, new_folder=True)
+    check_output(path)
     write_whole(Path(path), content)
 
 
@@ -158,7 +155,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     Replaces the target of a symbolic link, not the link; creates the folder if it is missing. Raises `RopeError` if the
     file cannot be written, for example because the disk is full.
     """
-    check_writable(path, new_folder=True)
+    check_writable(path)
     path = path.resolve()
     with _staged(path, "file") as temporary:
         yield temporary
@@ -188,23 +185,18 @@ def _unwritable(kind: str, path: Path, error: object) -> RopeError:
     )
 
 
-def check_writable(path: Path, *, new_folder: bool = False) -> None:
-    """Check that a file can be written to `path`, before any work is done.
+def check_writable(path: Path) -> None:
+    """Check that a file can be written to `path`, before any work is done; its folder may not exist yet.
 
-    - `new_folder`: allow a folder that does not exist yet, if it can be made.
-
-    Raises `RopeError` if the path is a folder, its folder does not exist, or the user may not write to it.
+    Raises `RopeError` if the path is a folder, or the user may not write to it.
     """
     facts = {"file": str(path)}
     try:
         folder = path.resolve().parent
-        while new_folder and not folder.exists():
+        while not folder.exists():
             folder = folder.parent
         if path.is_dir() or not path.name:
             rule, cure = "the path of the file is a folder", "Pass the path of a file."
-        elif not folder.exists():
-            rule, cure = "the file's folder does not exist", "Make the folder first, or correct the path."
-            facts["folder"] = str(folder)
         elif not folder.is_dir():
             rule, cure = "the path of the folder is a file", "Choose a different folder."
             facts["folder"] = str(folder)
@@ -228,14 +220,14 @@ def may_replace(path: Path) -> bool:
     return not start or any(mark in start for mark in _MARKS)
 
 
-def check_output(path: str | Path, *, new_folder: bool = False) -> None:
+def check_output(path: str | Path) -> None:
     """Check, before any work is done, that a command may write a file for the user.
 
     Raises `RopeError` as `check_writable`, for an empty path, and for a file that contains something and that ropewalk
     has not written.
     """
     path = as_path(path, "ropewalk")
-    check_writable(path, new_folder=new_folder)
+    check_writable(path)
     if path.is_file() and path.parts[:2] != ("/", "dev") and not may_replace(path):  # /dev/stdout may be a file
         raise RopeError(
             "ropewalk: the file exists, and ropewalk has not written it, so it is not replaced.",

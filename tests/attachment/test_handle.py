@@ -82,21 +82,6 @@ def test_hooks_survive_detach(llama):
 
 
 @torch.no_grad()
-def test_a_forward_that_was_wrapped_by_hand(llama):
-    """A wrapper of the attached forward stays after `detach`, and calls the model's own."""
-    model, calls = copy.deepcopy(llama), []
-    rotary = model.model.rotary_emb
-    with rw.attach(model, "yarn", target=256) as handle:
-        inside = rotary.forward
-        rotary.forward = lambda *args, **options: calls.append(1) or inside(*args, **options)
-        changed = outputs_of(model, IDS)
-        handle.set_positions(handle.own)
-        assert not torch.equal(outputs_of(model, IDS), changed)
-    assert torch.equal(outputs_of(model, IDS), outputs_of(llama, IDS))
-    assert len(calls) == 3
-
-
-@torch.no_grad()
 def test_copies(llama, tmp_path):
     """A shallow copy shares the modules, and after `detach` saves the plain model; a part of a deep copy is attached.
 

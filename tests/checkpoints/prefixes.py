@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -43,14 +42,18 @@ class OurEngine:
         return None if self.reader.tokenizer is None else self.reader.tokenizer.encode(text)
 
     def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        return dataclasses.replace(self.generate(input_ids, 1)[0], prompt_tokens=len(input_ids))
+        """The answer to a prompt alone, which tests change."""
+        return self._steps(input_ids, 1)[0]
 
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
+        return [self.ask(input_ids)] if tokens == 1 else self._steps(input_ids, tokens)
+
+    def _steps(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         seq_len = len(input_ids) + tokens - 1
         prefix = Prefix(self.reader._at(seq_len), new_cache(self.reader.model.config, seq_len))
         steps, ids = list[NextTokens](), list(input_ids)
         while len(steps) < tokens:
             top = likeliest(read(prefix, ids), TOP)
-            steps.append(NextTokens(dict(top), token=top[0][0]))
+            steps.append(NextTokens(dict(top), len(input_ids), token=top[0][0]))
             ids = [top[0][0]]
         return steps

@@ -55,7 +55,7 @@ def misfits(
         assert engine.token_ids("Call me Ishmael, 1851!") == tokenizer.encode("Call me Ishmael, 1851!")
         for length in lengths:
             try:
-                answer = engine.ask(ids[:length])
+                [answer] = engine.generate(ids[:length], 1)
             except RopeError:  # llama.cpp holds the log-probabilities back with a token that is half a character
                 continue
             answers += 1

@@ -77,7 +77,7 @@ def answer(engine: OurEngine, path: str, body: dict[str, Any], style: str) -> Re
         return (404, "no such path") if style == "sglang" else (200, {"tokens": engine.token_ids(body["content"])})
     assert path == "/v1/completions"
     prompt, text = body["prompt"], engine.reader.tokenizer.decode
-    steps = [engine.ask(prompt)] if body["max_tokens"] == 1 else engine.generate(prompt, body["max_tokens"])
+    steps = engine.generate(prompt, body["max_tokens"])
 
     def listed(top: Mapping[int, float]) -> list[dict[str, Any]]:
         return [{"id": token, "token": text([token]), "logprob": value} for token, value in top.items()]

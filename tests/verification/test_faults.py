@@ -96,10 +96,10 @@ class Decodes(OurEngine):
         super().__init__(model)
         self.rule = rule
 
-    def generate(self, input_ids, tokens):
+    def _steps(self, input_ids, tokens):
         own = self.reader.positions
         rules = (self.rule(len(input_ids)),) * own.num_layers
-        return OurEngine(self.reader.under(dataclasses.replace(own, extensions=rules))).generate(input_ids, tokens)
+        return OurEngine(self.reader.under(dataclasses.replace(own, extensions=rules)))._steps(input_ids, tokens)
 
 
 @pytest.mark.parametrize(

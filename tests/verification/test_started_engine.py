@@ -33,7 +33,7 @@ def test_an_engine_that_is_not_installed(tmp_path: Path) -> None:
 def test_an_engine_that_ends() -> None:
     """Its last words are in the error."""
     with StartedEngine("mlx", "/bin/false") as engine, pytest.raises(EngineError, match="mlx-lm ended"):
-        engine.ask([1])
+        engine.generate([1], 1)
 
 
 @pytest.mark.skipif(not MLX.is_file(), reason="make engines ENGINES=mlx installs it")
@@ -52,4 +52,4 @@ def test_mlx(tmp_path: Path) -> None:
         steps = engine.load(folder).generate([5, 6, 7], 3)
         tokens = [step.token for step in steps]
         assert tokens == [max(step.top, key=lambda token: step.top[token]) for step in steps]
-        assert engine.ask([5, 6, 7, *tokens[:2]]).top == pytest.approx(steps[2].top, abs=1e-4)
+        assert engine.generate([5, 6, 7, *tokens[:2]], 1)[0].top == pytest.approx(steps[2].top, abs=1e-4)

@@ -180,8 +180,9 @@ def test_the_noise_and_a_hypothesis_that_fits_better(small, apart, expect, other
     side.single = lambda: [PromptQuestion([0], {"": Prediction(list(dict.fromkeys(range(20), -3.0).items()))})]
     side.questions = lambda number, *_: [] if number else made
     side.confirming = lambda last: []
+    side.decoding = list
     engine = SimpleNamespace(name="made", token_ids=lambda text: None,
-                             ask=lambda ids: NextTokens(answers[ids[0]], len(ids)))  # fmt: skip
+                             generate=lambda ids, tokens: [NextTokens(answers[ids[0]], len(ids))])  # fmt: skip
     check = Check(side)
     check.alive = {name: side.all[name] for name in (first, other)}
     found = check.run(engine)

@@ -36,7 +36,9 @@ def short_forward(model: nn.Module, config: Any, rotary: Iterable[nn.Module]) ->
     not change. The dtype is that of the hidden states passed to the rotary modules; with FSDP's mixed precision it
     differs from the parameters' dtype.
     """
-    ids = _ordinary_ids(config)[None].to(_device_of(model))
+    weight = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "weight", None)
+    weight = weight if isinstance(weight, Tensor) else next(model.parameters())
+    ids = _ordinary_ids(config)[None].to(weight.device)
     inputs = {"input_ids": ids, "use_cache": False}
     if getattr(model.config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids
@@ -119,12 +121,6 @@ def _ordinary_ids(config: Any) -> Tensor:
     # 5 has no common factor with 12: all twelfths, in mixed order
     chosen = [ordinary[len(ordinary) * (5 * place % TOKENS) // TOKENS] for place in range(TOKENS)]
     return torch.tensor(chosen, dtype=torch.int64, device="cpu")
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    weight = getattr(embedding, "weight", None)
-    return weight.device if isinstance(weight, Tensor) else next(model.parameters()).device
 
 
 @contextmanager

@@ -79,13 +79,11 @@ class TableRows:
         angles = places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
         of_cos = (self.cos / factor - cos).abs()
         found = [torch.maximum(of_cos, (self.sin / factor - sign * sin).abs()) for sign in (1, -1)]
-        negated = rotates_backwards(rope) and float(found[1].max()) < float(found[0].max())
+        backwards = (
+            rope.inv_freq is not None and max(rope.inv_freq) <= 0
+        )  # every pair rotates by minus the angle, or not
+        negated = backwards and float(found[1].max()) < float(found[0].max())
         return found[negated], _FLOOR + _SLOPE * angles + self.eps, negated
-
-
-def rotates_backwards(rope: RopeConfig) -> bool:
-    """Return whether every pair rotates by minus the angle, or not at all."""
-    return rope.inv_freq is not None and max(rope.inv_freq) <= 0
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:

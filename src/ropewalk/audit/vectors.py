@@ -72,7 +72,7 @@ class Vectors:
         place = as_path(folder, "vectors")
         paths = place / f"{self.name}.json", place / f"{self.name}.safetensors"
         for path in paths:
-            check_output(path, new_folder=True)
+            check_output(path)
         write_output(paths[0], text + "\n")
         write_output(paths[1], data)
         return paths

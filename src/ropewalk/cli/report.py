@@ -27,6 +27,6 @@ def report(
     from ropewalk.diagnosis.depth import read_record
     from ropewalk.diagnosis.page import PAGE, write_report
 
-    check_output(out / PAGE, new_folder=True)
+    check_output(out / PAGE)
     page = write_report(out, *map(read_record, records))
     typer.echo(f"Report: {shlex.quote(str(page))}")

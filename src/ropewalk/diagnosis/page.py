@@ -226,7 +226,7 @@ def check_folder(folder: Path, figures: Sequence[str] = FIGURES) -> None:
     for package in ("jinja2", "matplotlib"):
         need(package, extra="figures")
     for name in (PAGE, RECORD, *(f"{figure}.{kind}" for figure in figures for kind in KINDS)):
-        check_output(as_path(folder, "report") / name, new_folder=True)
+        check_output(as_path(folder, "report") / name)
 
 
 def write_report(folder: Path, *records: Record) -> Path:
@@ -246,7 +246,7 @@ def write_report(folder: Path, *records: Record) -> Path:
             content |= zip(names, _drawn(picture, WIDE, *KINDS), strict=True)
     content[PAGE] = page_of(*records)
     for name in content:
-        check_output(folder / name, new_folder=True)
+        check_output(folder / name)
     for name, text in content.items():
         write_output(folder / name, text)
     return folder / PAGE

@@ -183,15 +183,10 @@ class StartedEngine:
         """Return None: the engine receives ids."""
         return None
 
-    def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens."""
-        rows, _ = self.rows(input_ids)
-        return NextTokens(rows[0], len(input_ids))
-
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
-        """Return the generated tokens, always the likeliest, with the answers from which they were taken."""
-        rows, generated = self.rows(input_ids, tokens)
-        return [NextTokens(row, token=token) for row, token in zip(rows, generated, strict=False)]
+        """Return the answers from which `tokens` tokens were generated, always the likeliest."""
+        rows, _ = self.rows(input_ids, tokens - 1)
+        return [NextTokens(row, len(input_ids), token=max(row, key=lambda token: row[token])) for row in rows]
 
     def rows(
         self, input_ids: Sequence[int], new: int = 0, *, every: bool = False
@@ -284,10 +279,6 @@ class TransformersEngine:
             return None
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens."""
-        return NextTokens(self.generate(input_ids, 1)[0].top, len(input_ids))
-
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         """Return the likeliest tokens from the model's own `generate`, with its cache."""
         import torch
@@ -309,7 +300,7 @@ class TransformersEngine:
             ) from error
         tops = [dict(likeliest(logits[0].double().log_softmax(-1), TOP)) for logits in out.logits]
         new = out.sequences[0, ids.shape[1] :].tolist()
-        return [NextTokens(top, token=token) for top, token in zip(tops, new, strict=False)]
+        return [NextTokens(top, len(input_ids), token=token) for top, token in zip(tops, new, strict=False)]
 
 
 def _folder(source: str | Path, engine: str) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ropewalk.progress import Progress, SilentProgress, say
 from ropewalk.serving.engines import ROPE_FLAGS
-from ropewalk.verification.engine import Engine, EngineError, Generates, NoAnswer, TooLong
+from ropewalk.verification.engine import Engine, EngineError, NoAnswer, TooLong
 from ropewalk.verification.fit import (
     Lean,
     Probe,
@@ -147,7 +147,7 @@ class Check:
     def _probe(self, question: PromptQuestion) -> Probe:
         """Send a prompt and return the answer; raise `RopeError` if its length changed on the way."""
         ids = question.input_ids
-        answer = self.engine.ask(ids)
+        answer = self.engine.generate(ids, 1)[0]
         self.requests += 1
         self.counted = self.counted and answer.prompt_tokens is not None
         if answer.prompt_tokens not in (None, len(ids)):
@@ -210,13 +210,11 @@ class Check:
 
         Positions may be right in prompts and wrong after the first generated token, which is processed separately.
         """
-        if not isinstance(self.engine, Generates):
-            return verdict
         questions = [one for one in self.side.decoding() if len(one.input_ids) + len(one.generated) <= self.limit]
         agrees = None
         for after_long, where in ((False, "generated tokens"), (True, "tokens generated after long prompts")):
             asked = [one for one in questions if (len(one.predictions) == 1) == after_long]
-            rows = list(self._generated(self.engine, asked))
+            rows = list(self._generated(asked))
             if len(rows) < 3:
                 continue
             probes = [Probe.joined(row) for row in rows]
@@ -239,14 +237,14 @@ class Check:
                 agrees = all(one.refuted for one in leans)
         return dataclasses.replace(verdict, decoding=agrees)
 
-    def _generated(self, engine: Generates, questions: Prompts) -> Iterator[list[Probe]]:
+    def _generated(self, questions: Prompts) -> Iterator[list[Probe]]:
         """Yield the answers of each request after each generated token, as long as these are the expected ones."""
         for _, steps_of_one in itertools.groupby(questions, key=lambda question: list(question.input_ids)):
             each = list(steps_of_one)
             ids = each[0].input_ids
             self.progress.begin(f"generating after {len(ids):,} tokens", 0)
             try:
-                steps = engine.generate(ids, len(each[-1].generated) + 1)
+                steps = self.engine.generate(ids, len(each[-1].generated) + 1)
             except (NoAnswer, TooLong):
                 continue
             self.requests += 1

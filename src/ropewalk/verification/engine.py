@@ -21,7 +21,7 @@ class NextTokens:
     - `top`: log-probabilities of at least two tokens.
     - `prompt_tokens`: the number of processed tokens; None if the engine does not report it.
     - `by_text`: whether the engine returned texts; tokens with a shared text are then missing.
-    - `token`: the token that the engine generated; None if it was asked for log-probabilities only.
+    - `token`: the token that the engine generated; None if unknown.
 
     **Raises:** `RopeError` for impossible ids and numbers. Every engine's answer passes this check.
     """
@@ -56,20 +56,12 @@ class Engine(Protocol):
         **Raises:** `RopeError` if the engine cannot be reached.
         """
 
-    def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens after these ids.
+    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
+        """Return the answers from which `tokens` tokens were generated, always the likeliest; fewer if it stops.
 
         **Raises:** `RopeError` if the engine cannot be reached or returns an error; `NoAnswer` if it returns no
         log-probabilities; `TooLong` if the prompt does not fit its context.
         """
-
-
-@runtime_checkable
-class Generates(Protocol):
-    """An engine that also generates several tokens, to check positions in decoding."""
-
-    def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
-        """Return `tokens` generated tokens, always the likeliest; fewer if the engine stops."""
 
 
 class TokenTexts(Protocol):

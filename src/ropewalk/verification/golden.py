@@ -348,7 +348,7 @@ def write_golden(
     """
     from ropewalk.verification.verify import OurSide
 
-    check_output(path, new_folder=True)
+    check_output(path)
     with shown("verify", progress) as bar:
         golden = Golden.of(OurSide(model, **options), progress=bar)
     golden.write(path)

@@ -169,10 +169,6 @@ class OpenAIEngine:
                 return tokens
         return None
 
-    def ask(self, input_ids: Sequence[int]) -> NextTokens:
-        """Return the likeliest next tokens after these ids."""
-        return self.generate(input_ids, 1)[0]
-
     def generate(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         """Return generated tokens, always the likeliest, with the likeliest at each place; omit refused fields."""
         body = {"model": self.model, "prompt": list(input_ids), "max_tokens": tokens, "logprobs": self._top}
