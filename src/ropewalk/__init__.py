@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__)
 
-
-def __dir__() -> list[str]:
-    """Return every public name, imported or not."""
-    return sorted({*globals(), *__getattr__("__all__")})
+    def __dir__() -> list[str]:
+        """Return every public name, imported or not."""
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -46,17 +46,15 @@ def as_path(source: object, where: str) -> Path:
     Raises `RopeError` for an empty string, which would be the current folder, and for a name that is not UTF-8, as
     those in safetensors and JSON are.
     """
+    cure = 'Pass "." for the current folder.'
     try:
         if isinstance(source, str | os.PathLike) and str(source):
             os.path.abspath(os.fsencode(source)).decode()
             return Path(source)
     except UnicodeError:
-        pass
-    raise RopeError(
-        f"{where}: a path must be a non-empty string or a pathlib.Path, in UTF-8.",
-        facts={"path": source},
-        cure='Pass "." for the current folder, and rename what is not UTF-8.',
-    )
+        cure = "Rename the file or folder."
+    rule = f"{where}: a path must be a non-empty string or a pathlib.Path, in UTF-8."
+    raise RopeError(rule, facts={"path": source}, cure=cure)
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:

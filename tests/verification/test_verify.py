@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from types import SimpleNamespace
@@ -80,69 +81,65 @@ def test_not_told_apart_for_want_of_length(small, verify):
     assert "--text" in dataclasses.replace(found.verdict, needs_tokens=None).sentence, "longer prompts would not help"
 
 
-class Short(OurEngine):
-    """An engine with a context of `longest` tokens."""
+class Changed(OurEngine):
+    """An engine whose answers to prompts a function changes; it gets the engine's `ask` and the ids."""
 
-    longest = 200
+    def __init__(self, model, change):
+        super().__init__(model)
+        self.change = change
 
     def ask(self, input_ids):
-        if len(input_ids) > self.longest:
-            raise TooLong("too long", cure="-")
-        return super().ask(input_ids)
+        return self.change(super().ask, input_ids)
+
+
+def refusing(model, error, refused):
+    """An engine that refuses prompts of some lengths."""
+
+    def change(ask, input_ids):
+        if refused(len(input_ids)):
+            raise error("refused", cure="-")
+        return ask(input_ids)
+
+    return Changed(model, change)
+
+
+def short(model, longest=200):
+    """An engine with a context of so many tokens."""
+    return refusing(model, TooLong, lambda tokens: tokens > longest)
 
 
 def test_a_context_that_ends_first(small, verify, state):
     """The same where the engine's own context is short; the verdict names it, also from a golden file."""
     golden = Golden.of(OurSide(small, up_to=400, state=state))
-    for found in (verify(small, Short(small), up_to=400), golden.check(Short(small))):
+    for found in (verify(small, short(small), up_to=400), golden.check(short(small))):
         assert found.verdict.kind == "undecided"
         assert re.search(r"needs an engine that accepts more than [23]\d\d tokens", str(found))
         assert max(question.tokens for question in found.prompts) > 150
-    engine = Short(small)
-    engine.longest = 10
+    engine = short(small, 10)
     for check in (lambda: verify(small, engine), lambda: golden.check(engine)):
         with pytest.raises(TooLong):
             check()
 
 
-class Silent(OurEngine):
-    """An engine that answers only prompts whose number of tokens is no multiple of `step`."""
-
-    step = 2
-
-    def ask(self, input_ids):
-        if len(input_ids) % self.step == 0:
-            raise NoAnswer("no log-probabilities", cure="-")
-        return super().ask(input_ids)
-
-
 def test_a_prompt_without_an_answer_is_passed_over(small, verify):
     """llama.cpp says nothing with half a character; only an engine that never answers is refused."""
-    found = verify(small, Silent(small))
+    found = verify(small, refusing(small, NoAnswer, lambda tokens: tokens % 2 == 0))
     assert found.verdict.kind == "as expected"
     assert all(question.tokens % 2 for question in found.prompts)
-    engine = Silent(small)
-    engine.step = 1
     with pytest.raises(NoAnswer):
-        verify(small, engine)
-
-
-class Noisy(OurEngine):
-    """An engine whose every log-probability is off by a normal number, as quantised ones are."""
-
-    def __init__(self, model, deviation):
-        super().__init__(model)
-        self.deviation, self.generator = deviation, torch.Generator().manual_seed(3)
-
-    def ask(self, input_ids):
-        top = super().ask(input_ids).top
-        noise = torch.randn(len(top), generator=self.generator) * self.deviation
-        return NextTokens({token: value + float(e) for (token, value), e in zip(top.items(), noise, strict=True)})
+        verify(small, refusing(small, NoAnswer, bool))
 
 
 def test_noise_is_estimated(small, verify):
     """At 0.1 nats plain is still told from all that differs by more; the noise is measured in three ways."""
-    found = verify(small, Noisy(small, 0.1))
+    generator = torch.Generator().manual_seed(3)
+
+    def noisy(ask, input_ids):
+        top = ask(input_ids).top
+        noise = torch.randn(len(top), generator=generator) * 0.1
+        return NextTokens({token: value + float(e) for (token, value), e in zip(top.items(), noise, strict=True)})
+
+    found = verify(small, Changed(small, noisy))
     assert found.verdict.kind == "as expected"
     assert found.verdict.applied[0] == "plain RoPE (theta 10000)"
     assert 0.04 < found.noise < 0.16
@@ -224,36 +221,27 @@ def test_another_tokenizer_is_said_first(small, verify):
 def test_an_engine_that_adds_a_token_is_refused(small, verify):
     """Its count of the prompt is not that of the ids sent."""
 
-    class Adds(OurEngine):
-        def ask(self, input_ids):
-            return dataclasses.replace(super().ask(input_ids), prompt_tokens=len(input_ids) + 1)
-
+    engine = Changed(small, lambda ask, ids: dataclasses.replace(ask(ids), prompt_tokens=len(ids) + 1))
     with pytest.raises(RopeError, match="different number of tokens"):
-        verify(small, Adds(small))
+        verify(small, engine)
 
 
-class Cutting(OurEngine):
+def cutting(model, kept):
     """An engine that computes the last `kept` tokens of a prompt, and does not report how many it reads."""
-
-    kept = 10**6
-
-    def ask(self, input_ids):
-        return NextTokens(super().ask(input_ids[-self.kept :]).top)
+    return Changed(model, lambda ask, ids: NextTokens(ask(ids[-kept:]).top))
 
 
 @pytest.mark.parametrize("kept", [200, 250])
 def test_an_engine_that_cuts_prompts_is_not_as_expected(small, kept, verify):
     """It fits in the prompts that decide, of up to 192 tokens; longer ones are asked before a verdict covers them."""
-    engine = Cutting(small)
-    engine.kept = kept
-    found = verify(small, engine)
+    found = verify(small, cutting(small, kept))
     assert (found.verdict.kind, found.exit_status) == ("none", 1)
     assert "Check whether the engine cuts its prompts." in found.verdict.sentence
 
 
 def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
     """The verdict names what it may do to prompts."""
-    found = verify(small, Cutting(small))
+    found = verify(small, cutting(small, 10**6))
     assert found.verdict.kind == "as expected"
     assert max(question.tokens for question in found.prompts) == 256
     assert found.verdict.up_to == 256
@@ -262,7 +250,7 @@ def test_an_engine_that_reports_no_length_is_trusted_less(small, verify):
 
 def test_a_verdict_covers_the_longest_prompt(small, verify):
     """An engine whose context is too short for the length of the verdict."""
-    found = verify(small, Short(small))
+    found = verify(small, short(small))
     assert max(question.tokens for question in found.prompts) == 192
     assert found.verdict.sentence.startswith("As expected, for prompts of up to 192 tokens")
     assert "The engine accepts at most 239 tokens." in str(found)
@@ -271,16 +259,9 @@ def test_a_verdict_covers_the_longest_prompt(small, verify):
 @pytest.mark.parametrize("every", [2, 10])
 def test_replicas_that_differ(small, every, verify):
     """Every n-th request is answered without the scaling: named, whether or not the mean error is small."""
-    right, wrong = under(small, rope=YARN), OurEngine(small)
-
-    class Balanced(OurEngine):
-        requests = 0
-
-        def ask(self, input_ids):
-            self.requests += 1
-            return (right if self.requests % every else wrong).ask(input_ids)
-
-    found = verify(small, Balanced(small), expect="yarn:4")
+    right, wrong, asked = under(small, rope=YARN), OurEngine(small), itertools.count(1)
+    engine = Changed(small, lambda ask, ids: (right if next(asked) % every else wrong).ask(ids))
+    found = verify(small, engine, expect="yarn:4")
     assert (found.verdict.kind, found.verdict.applied, found.exit_status) == ("replicas", ("no scaling",), 1)
     assert re.match(
         r"Replicas differ: \d+ of \d+ answers follow yarn \(factor 4.*, and the others no scaling\.", str(found)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from http.client import HTTPException, IncompleteRead
 from typing import Any, TypeVar
 from urllib.error import URLError
@@ -277,7 +277,7 @@ class OpenAIEngine:
             deadline = time.monotonic() + self._timeout
             request = Request(self._base + path, data, headers, method=method)  # a proxy changes it
             try:
-                answer = _within(self._timeout, lambda request=request: self._exchange(request))
+                answer = _within(self._timeout, partial(self._exchange, request))
             except (OSError, HTTPException, UnicodeError) as error:
                 failure = error.reason if isinstance(error, URLError) else error
             else:
