@@ -34,7 +34,7 @@ from ropewalk.attachment.rotary import (
     text_config_of,
     was_cast,
 )
-from ropewalk.attachment.tables import OwnTables, SeqLen, TablesForward
+from ropewalk.attachment.tables import OwnTables, TablesForward
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
@@ -125,7 +125,7 @@ class Attachment:
         self.method: Method | None = None
         self.target: int | None = None
         self.difference: float | None = None
-        self._length, self._layouts = SeqLen(), CallLayouts()
+        self._layouts = CallLayouts()
         self._slice: Slice | None = None
         self._called = False
         self._noise: float | None = None
@@ -163,11 +163,11 @@ class Attachment:
 
     @property
     def seq_len(self) -> int | None:
-        return self._length.fixed
+        return self._layouts.seq_len
 
     @seq_len.setter
     def seq_len(self, value: int | None) -> None:
-        self._length.fixed = value
+        self._layouts.seq_len = value
 
     @property
     def takes_layouts(self) -> bool:
@@ -281,7 +281,7 @@ class Attachment:
         for forward, tables in zip(self._forwards, plan.tables, strict=True):
             forward.tables, forward.text_only = tables, plan.text_only
         for layer, of_layer in plan.overrides.items():
-            hook = OwnTables(of_layer, self._length, self._layouts.tables_of(of_layer))
+            hook = OwnTables(of_layer, self._layouts)
             self._undo_layers.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True).remove)
         for layer in replaced:
             rope, own, rotated = positions.ropes[layer], self.own.ropes[layer], self._slice or Slice(False, False)
@@ -289,7 +289,7 @@ class Attachment:
                 rotated = Slice(rotated.trailing, not rotated.interleaved)
             state = LayerAttention(
                 extensions.get(layer), rope, self.own.sliding_windows[layer], layers[layer].config, rotated,
-                self._length, self._layouts, self.kernels,
+                self._layouts, self.kernels,
             )  # fmt: skip
             self._undo_layers += [one.restore for one in replace_attention(layers[layer], state)]
             self._states.append(state)
@@ -297,7 +297,7 @@ class Attachment:
     def _replace_forwards(self) -> None:
         """Replace the forwards of the rotary modules, and mark the modules so that no other handle replaces them."""
         for module in self._modules:
-            forward = TablesForward(self._length, self._layouts.forget)
+            forward = TablesForward(self._layouts)
             self._forwards.append(forward)
             self._undo += [Replaced(module, _MARK, self).restore, replace_forward(module, forward).restore]
         whole = need("transformers", extra="transformers").PreTrainedModel

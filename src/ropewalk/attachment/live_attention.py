@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropewalk.attachment.rotary import Replaced, belongs_to
-from ropewalk.attachment.tables import LayerTables, PerCall, SeqLen
+from ropewalk.attachment.tables import Calls, PerCall
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
@@ -83,7 +83,6 @@ class LayerAttention:
     window: int | None
     config: Any
     rotated: Slice
-    seq_len: SeqLen
     layouts: CallLayouts
     kernels: bool = False
     calls: int = 0
@@ -149,7 +148,7 @@ class LayerAttention:
         if self.window is not None:
             index = options["position_ids"].clamp(min=0)
         else:
-            index = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed).position_ids()
+            index = self.layouts.of(q, keys, mask, options.get("position_ids")).position_ids()
         factor = extension.logit_scale(index)
         if isinstance(factor, float):
             return q if factor == 1.0 else q * factor
@@ -165,8 +164,8 @@ class LayerAttention:
             keys, values = keys[:, :, : q.shape[2]], values[:, :, : q.shape[2]]
         width, of_values = q.shape[-1], values.shape[-1]
         rotary = self._rotary_of_head(width)
-        layout = self.layouts.of(q, keys, mask, options.get("position_ids"), self.seq_len.fixed)
-        length = layout.total if self.seq_len.fixed is None else self.seq_len.fixed
+        layout = self.layouts.of(q, keys, mask, options.get("position_ids"))
+        length = layout.total if self.layouts.seq_len is None else self.layouts.seq_len
         remap = layout.memo(
             ("live remap", rotary.config, extension, q.dtype),
             lambda: Remap(rotary, extension, layout, None, length if rotary.config.needs_seq_len else None, q.dtype),
@@ -413,31 +412,25 @@ def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
         )
 
 
-class CallLayouts:
+class CallLayouts(Calls):
     """The values shared by the layers of the current call, and the tables of cache slots shared by calls."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
         self._slots: dict[Hashable, SlotTables] = {}
-        self._tables: dict[LayerTables, PerCall] = {}
 
     def forget(self) -> None:
-        """Forget the last call, because a new forward begins."""
-        for value in (self._layout, *self._bounds, *self._tables.values()):
+        super().forget()
+        for value in (self._layout, *self._bounds):
             value.forget()
-
-    def tables_of(self, tables: LayerTables) -> PerCall:
-        """Return the value for cos and sin that layers with these tables share."""
-        return self._tables.setdefault(tables, PerCall())
 
     @staticmethod
     def given() -> TokenLayout | None:
         """Return the layout of the enclosing `calls_with`, or None; a compiler gets none."""
         return None if torch.compiler.is_compiling() else _LAYOUT.get()
 
-    def of(
-        self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None, seq_len: int | None
-    ) -> TokenLayout:
+    def of(self, q: Tensor, keys: Tensor, mask: Tensor | None, position_ids: Tensor | None) -> TokenLayout:
         """Return the given layout, or the result of `read_layout`, shared by the layers of a call.
 
         **Raises:** `RopeError` if `position_ids` of the queries disagree, or if the mask is flex attention's.
@@ -458,7 +451,7 @@ class CallLayouts:
         if torch.is_grad_enabled() or not isinstance(mask, Tensor | None):
             return make(None)
         slots = self._slot_tables(q)
-        return self._layout.of((*_sizes(q, keys), q.dtype, id(slots), seq_len), mask, lambda: make(slots))
+        return self._layout.of((*_sizes(q, keys), q.dtype, id(slots), self.seq_len), mask, lambda: make(slots))
 
     def _slot_tables(self, q: Tensor) -> SlotTables:
         """Return the tables of cache slots on the device of `q`, separate under inference mode."""
@@ -482,7 +475,7 @@ class CallLayouts:
     def __deepcopy__(self, memo: dict[int, Any]) -> CallLayouts:
         """Copy only the tables in use: all values belong to the current call."""
         made = memo[id(self)] = CallLayouts()
-        made._tables = copy.deepcopy(self._tables, memo)
+        made.seq_len, made.tables = self.seq_len, copy.deepcopy(self.tables, memo)
         return made
 
 

@@ -106,19 +106,6 @@ def learned_format(module: nn.Module, label: str | None, rope: RopeConfig, name:
     return Format(order, low.dtype == torch.bfloat16, negated)
 
 
-@dataclass
-class SeqLen:
-    """The length in tokens for frequencies that depend on it; None: the largest position of each call, plus one."""
-
-    fixed: int | None = None
-
-    def of(self, rope: RopeConfig, position_ids: Tensor) -> int | None:
-        """Return the length for these positions, or None if the rope needs none; a compiler breaks its graph here."""
-        if not rope.needs_seq_len:
-            return None
-        return int(position_ids.max()) + 1 if self.fixed is None else self.fixed
-
-
 @dataclass(frozen=True)
 class LayerTables:
     """The tables of one layer type: rope (None: no rotation, cos 1 and sin 0 for `pairs` pairs), form and axes."""
@@ -129,16 +116,21 @@ class LayerTables:
     pairs: int
 
     def __call__(
-        self, x: Tensor, position_ids: Tensor, seq_len: SeqLen, nudge: float = 0.0
+        self, x: Tensor, position_ids: Tensor, seq_len: int | None, nudge: float = 0.0
     ) -> tuple[Tensor, Tensor] | Tensor:
-        """Return cos and sin of these positions in the form of the model's module; `nudge` as in `TablesForward`."""
+        """Return cos and sin of these positions in the form of the model's module.
+
+        `seq_len` as in `Calls`: to read the largest position breaks a compiler's graph. `nudge`: as in `TablesForward`.
+        """
         positions = positions_by_axis(position_ids, self.axes)
         if self.rope is None:
             shape = positions.shape if self.axes == 1 else positions.shape[:-1]
             cos = torch.ones(*shape, self.pairs, device=x.device)
             return self.form.arranged(cos, torch.zeros_like(cos), 1.0, x.dtype)
         rotary = RotaryEmbedding(self.rope)
-        length = seq_len.of(self.rope, position_ids)
+        length = seq_len if self.rope.needs_seq_len else None
+        if length is None and self.rope.needs_seq_len:
+            length = int(position_ids.max()) + 1
         cos, sin = rotary.cos_sin(positions, length)
         factor = rotary.attention_factor_at(length)
         if nudge:
@@ -153,14 +145,13 @@ class LayerTables:
 class TablesForward:
     """The forward of one rotary module, by layer type, without a reference to the module or to a tensor.
 
-    - `begin`: a function to call when the model begins a forward.
     - `tables`, `text_only`: set for each `ModelRopes` of the model.
     - `own`: the module's own forward; set by `detach` if a wrapper still calls this one.
     - `nudge`: a fraction to change every number by, up or down at random, to measure the model's rounding noise.
     """
 
-    def __init__(self, seq_len: SeqLen, begin: Callable[[], None]) -> None:
-        self.seq_len, self.begin = seq_len, begin
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
         self.tables: Mapping[str | None, LayerTables] = {}
         self.text_only, self.nudge = False, 0.0
         self.own: Callable[..., Any] | None = None
@@ -174,7 +165,7 @@ class TablesForward:
             out = self.own(x, position_ids) if layer_type is None else self.own(x, position_ids, layer_type)
             return out
         if not torch.compiler.is_compiling():
-            self.begin()
+            self.calls.forget()
             if self.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
                 raise RopeError(
                     "attach: this method needs positions of plain text, equal on every axis.",
@@ -183,7 +174,7 @@ class TablesForward:
                 )
         if layer_type not in self.tables:  # the class gets the layer type, but has one table for all
             layer_type = None
-        return self.tables[layer_type](x, position_ids, self.seq_len, self.nudge)
+        return self.tables[layer_type](x, position_ids, self.calls.seq_len, self.nudge)
 
 
 class PerCall:
@@ -211,14 +202,28 @@ class PerCall:
         return made
 
 
-class OwnTables:
-    """A hook before one attention layer with a different rope than other layers of its rotary module.
+class Calls:
+    """What the modules of an attached model share: a length, and values of the current call.
 
-    `shared`: the value of all layers with these tables.
+    - `seq_len`: tokens, for frequencies that depend on the length; None: the largest position of each call, plus one.
+    - `tables`: cos and sin of layers with the same tables.
     """
 
-    def __init__(self, tables: LayerTables, seq_len: SeqLen, shared: PerCall) -> None:
-        self.tables, self.seq_len, self.shared = tables, seq_len, shared
+    def __init__(self) -> None:
+        self.seq_len: int | None = None
+        self.tables: dict[LayerTables, PerCall] = {}
+
+    def forget(self) -> None:
+        """Forget the last call, because a new forward begins."""
+        for value in self.tables.values():
+            value.forget()
+
+
+class OwnTables:
+    """A hook before one attention layer with a different rope than other layers of its rotary module."""
+
+    def __init__(self, tables: LayerTables, calls: Calls) -> None:
+        self.tables, self.calls, self.shared = tables, calls, calls.tables.setdefault(tables, PerCall())
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -230,11 +235,11 @@ class OwnTables:
                 facts={"layer": type(module).__name__, "arguments": ", ".join(kwargs)},
                 cure="Choose a method with one rope for all layers.",
             )
-        x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        x, seq_len = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0], self.calls.seq_len
         with torch.no_grad():
             if torch.compiler.is_compiling():
-                tables = self.tables(x, position_ids, self.seq_len)
+                tables = self.tables(x, position_ids, seq_len)
             else:
-                key = self.seq_len.fixed, x.dtype, x.device, torch.is_inference_mode_enabled()
-                tables = self.shared.of(key, position_ids, lambda: self.tables(x, position_ids, self.seq_len))
+                key = seq_len, x.dtype, x.device, torch.is_inference_mode_enabled()
+                tables = self.shared.of(key, position_ids, lambda: self.tables(x, position_ids, seq_len))
         return args, {**kwargs, "position_embeddings": tables}
