@@ -176,7 +176,8 @@ def shown(name: str, given: Progress | bool | None = None, *, lines: bool = Fals
             )
         yield given
         return
-    notebook, kind = in_notebook(), SilentProgress
+    notebook = in_notebook()
+    kind: type[SilentProgress] = SilentProgress
     if given is not False and find_spec("rich") and (sys.stderr.isatty() or (notebook and find_spec("ipywidgets"))):
         kind = TerminalProgress
     elif given is not False and (lines or notebook):
