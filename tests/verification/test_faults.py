@@ -16,7 +16,7 @@ from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Linear, LongRoPE, YaRN
 from ropewalk.tokenizer import TextTokenizer
 from ropewalk.verification.golden import Golden
-from ropewalk.verification.verify import STEPS, OurSide
+from ropewalk.verification.verify import STEPS, OurSide, Predictions
 from tests.checkpoints.prefixes import OurEngine
 from tests.verification.conftest import model_of
 from tests.verification.test_verify import under
@@ -94,12 +94,12 @@ class Decodes(OurEngine):
 
     def __init__(self, model, rule):
         super().__init__(model)
-        self.rule = rule
+        self.rule, self.moved = rule, Predictions(self.reader).under
 
     def _steps(self, input_ids, tokens):
         own = self.reader.positions
         rules = (self.rule(len(input_ids)),) * own.num_layers
-        return OurEngine(self.reader.under(dataclasses.replace(own, extensions=rules)))._steps(input_ids, tokens)
+        return OurEngine(self.moved(dataclasses.replace(own, extensions=rules)))._steps(input_ids, tokens)
 
 
 @pytest.mark.parametrize(
