@@ -24,6 +24,7 @@ LARGEST = 100_000_000
 """The most bytes of a file that is read whole, and of a safetensors header: safetensors' own limit."""
 
 _WHOLE = "Pass the folder of a whole checkpoint: config.json, weights, tokenizer.json. Fetch a damaged file again."
+_DEEP = "nested too deeply"
 _STAGED = ".ropewalk"  # ending of temporary files and folders
 _MARKS = (
     b'"generator": "ropewalk',  # JSON
