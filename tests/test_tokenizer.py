@@ -231,11 +231,12 @@ def test_byte_level_gguf_against_transformers(pre: str, trained: TextTokenizer) 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer.ggml.pre": "no-such-cut"}, "pre-tokenizer is unknown"),
+        ({"tokenizer.ggml.pre": "no-such-cut"}, "no supported tokenizer[\\s\\S]*no-such-cut"),
         ({"tokenizer.ggml.model": "rwkv"}, "no supported tokenizer"),
-        ({"tokenizer.ggml.merges": ["zz qq"]}, "contains tokens outside its vocabulary"),
-        ({"tokenizer.ggml.token_type": [1]}, "different numbers of tokens and token types"),
-        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "one score for each token"),
+        ({"tokenizer.ggml.merges": ["zz qq"]}, "is damaged[\\s\\S]*zz"),
+        ({"tokenizer.ggml.tokens": [1]}, "is damaged"),
+        ({"tokenizer.ggml.token_type": [1]}, "is damaged"),
+        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "is damaged"),
     ],
 )
 def test_gguf_tokenizers_that_are_refused(change: dict[str, Any], message: str, trained: TextTokenizer) -> None:

@@ -129,13 +129,8 @@ NAMED: list[tuple[str, str, bytes, str]] = [  # file, its content, and the words
     ("a list", "model.safetensors.index.json", b"[]", r"contains list.*|index\.json"),
     ("no map", "model.safetensors.index.json", b'{"weight_map": [1]}', r"no `weight_map`.*index\.json"),
     ("no shards", "model.safetensors.index.json", b'{"weight_map": {}}', r"no `weight_map`.*index\.json"),
-    (
-        "outside",
-        "model.safetensors.index.json",
-        b'{"weight_map": {"a": "../b/c.safetensors"}}',
-        r"outside.*index\.json",
-    ),
-    ("absolute", "model.safetensors.index.json", b'{"weight_map": {"a": "/c.safetensors"}}', r"outside.*index\.json"),
+    ("outside", "model.safetensors.index.json", b'{"weight_map": {"a": "../model/x.safetensors"}}', r"missing.*index"),
+    ("absolute", "model.safetensors.index.json", b'{"weight_map": {"a": "/c.safetensors"}}', r"missing.*index\.json"),
     ("tokenizer", "tokenizer.json", b"{}", r"tokenizer\.json"),
 ]
 

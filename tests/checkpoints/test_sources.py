@@ -85,20 +85,12 @@ def test_a_safetensors_file_is_told_to_be_its_folder(reader, name: str, tmp_path
     assert str(tmp_path) in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"Call me Ishmael.", "a text file, not a checkpoint.*a text with --text"),
-        ("Ca fé".encode()[:4], "a text file, not a checkpoint"),  # a character that the end of the sample cuts
-        (b"\x89PNG\x00\x80\xff", "not a checkpoint.*first bytes"),
-        (b"", "is empty"),
-    ],
-)
-def test_a_file_that_is_no_checkpoint_is_named_for_what_it_is(content: bytes, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"Call me Ishmael.", b"\x89PNG\x00\x80\xff", b""])
+def test_a_file_that_is_no_checkpoint_is_shown(content: bytes, tmp_path: Path) -> None:
     """A text, a binary file, an empty one."""
     (tmp_path / "file.txt").write_bytes(content)
-    with pytest.raises(RopeError, match=f"(?s){message}"):
-        find(tmp_path / "file.txt")
+    words = re.escape(repr(content)) + ".*a text with --text"
+    assert re.search(f"not a checkpoint.*{words}", message_of(tmp_path / "file.txt"), re.DOTALL)
 
 
 def test_an_adapters_folder_names_its_base_model(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk.checkpoints.decoder_config import _rope_from_dict, _rope_to_dict
+from ropewalk.checkpoints.decoder_config import _to_dict, rope_from_dict
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
@@ -166,7 +166,7 @@ def test_given_frequencies_are_the_frequencies(axes):
     """`inv_freq` as it stands, on one axis and on several, by its tables at 40 digits; no method or block has them."""
     given = config(inv_freq=GIVEN, axes=axes)
     assert columns_of(given) == GIVEN
-    assert _rope_from_dict(json.loads(json.dumps(_rope_to_dict(given)))) == given
+    assert rope_from_dict(json.loads(json.dumps(_to_dict(given)))) == given
     ids = torch.tensor([0, 1, -7, 1_000_003])
     ids = ids if axes is None else torch.stack([ids, ids + 5], -1)
     tables = rw.RotaryEmbedding(given).cos_sin(ids, dtype=torch.float64)

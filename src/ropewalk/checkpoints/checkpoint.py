@@ -57,25 +57,25 @@ class Checkpoint:
         file = _file_of(path) if path.is_dir() else path
         path = file.parent if path.is_dir() else path
         gguf = None if file.suffix == ".json" else GGUFFile(file, rope_only=True)
-        config = read_json(file) if gguf is None else gguf_fields(gguf)
-        params = file.name == PARAMS
-        config = config_of_params(config, str(file)) if params else config
-        arch = None if gguf is None else str(gguf.metadata.get("general.architecture"))
+        config, alpha, ropes = {} if gguf is not None else read_json(file), None, ModelRopes((), (), ())
         try:
             if gguf is not None:
                 ropes = gguf_ropes(gguf)
-                return cls(name=name, config=gguf_fields(gguf, ropes), ropes=ropes, path=path, arch=arch)
-            if config.get("model_type") == NATIVE:
-                own = cls.of_positions(name, config_from_native(config, str(file)).positions)
-                return dataclasses.replace(own, config=config, path=path, arch=arch)
-            alpha = _alpha(config, path)
-            ropes = ModelRopes.from_hf(config, alpha=alpha)
-            ropes = ropes.mapped(lambda rope: dataclasses.replace(rope, interleaved=True)) if params else ropes
-            return cls(name=name, config=config, ropes=ropes, path=path, arch=arch, alpha=alpha)
+            elif config.get("model_type") == NATIVE:
+                ropes = cls.of_positions(name, config_from_native(config, str(file)).positions).ropes
+            elif file.name == PARAMS:
+                config = config_of_params(config, str(file))
+                ropes = ModelRopes.from_hf(config).mapped(lambda rope: dataclasses.replace(rope, interleaved=True))
+            else:
+                alpha = _alpha(config, path)
+                ropes = ModelRopes.from_hf(config, alpha=alpha)
         except NoRotation:
             if rotates:
                 raise
-            return cls(name=name, config=config, ropes=ModelRopes((), (), ()), path=path, arch=arch)
+        if gguf is None:
+            return cls(name=name, config=config, ropes=ropes, path=path, alpha=alpha)
+        arch = str(gguf.metadata["general.architecture"])
+        return cls(name=name, config=gguf_fields(gguf, ropes), ropes=ropes, path=path, arch=arch)
 
     @classmethod
     def of_positions(cls, name: str, positions: ModelRopes) -> Checkpoint:

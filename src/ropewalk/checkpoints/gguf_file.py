@@ -21,7 +21,6 @@ from ropewalk.imports import need
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
-_DEEPEST = 8  # arrays within arrays; no writer is known to nest them at all
 _CURE = "Fetch or convert the file again, or use the model's Hugging Face folder."
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Types that torch reads in place: ggml's number, torch's dtype, bytes of one element.
@@ -107,24 +106,19 @@ class GGUFFile:
             raise self._truncated()
         return self._map[start : self._at].decode("utf-8", errors="replace")
 
-    def _value(self, kind: int, depth: int = 0) -> Any:
-        """Read the next metadata value of the file, nested in `depth` arrays."""
+    def _value(self, kind: int) -> Any:
+        """Read the next metadata value of the file; like llama.cpp's, no array contains arrays."""
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
             inner, count = self._take("IQ")
             if count > self._end - self._at:
                 raise self._truncated()
-            if inner in _SCALARS:
-                return list(self._take(f"{count}{_SCALARS[inner]}"))
             if inner == _STRING:
                 return [self._string() for _ in range(count)]
-            if depth == _DEEPEST:
-                raise self.error(
-                    "metadata arrays are nested too deep: the file is damaged.",
-                    facts={"depth": depth + 1, "byte": self._at},
-                )
-            return [self._value(inner, depth + 1) for _ in range(count)]
+            if inner in _SCALARS:
+                return list(self._take(f"{count}{_SCALARS[inner]}"))
+            kind = inner
         if kind not in _SCALARS:
             raise self.error("unknown metadata type: the file is damaged.", facts={"type": kind, "byte": self._at})
         return self._take(_SCALARS[kind])[0]

@@ -50,11 +50,11 @@ def model_type_of(file: GGUFFile) -> str:
     return "mistral" if arch == "llama" and own.get("attention.sliding_window") else (row and row.family) or arch
 
 
-def gguf_fields(file: GGUFFile, ropes: ModelRopes | None = None) -> dict[str, Any]:
+def gguf_fields(file: GGUFFile, ropes: ModelRopes) -> dict[str, Any]:
     """Return the sizes of a file's model, and the `rope_parameters` of its ropes, as a config.json names them."""
     own, blocks = own_keys(file)[1], dict[str, dict[str, Any]]()
     fields = {name: own[key] for key, name in SIZES.items() if as_whole(own.get(key))}
-    for label, rope in ropes.rotating.items() if ropes is not None else ():
+    for label, rope in ropes.rotating.items():
         block = {"rope_type": "default"}
         with suppress(RopeError):  # no name for the rule
             block = replace(rope, axes=None).to_hf()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.tokenizer import TextTokenizer
 
@@ -32,29 +32,27 @@ _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # of `tokenizer.ggml.token_type`
 _WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 
 
-_AGAIN = "Fetch or convert the file again."
-
-
 def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTokenizer:
     """Return the `TextTokenizer` in a GGUF file's metadata; `source` names the file in errors."""
-    kit = need("tokenizers")
     own = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
-    kind, tokens = own.get("model"), own.get("tokens")
-    if kind not in ("gpt2", "llama") or not isinstance(tokens, list):
-        cure = "Pass your own tokenizer, or use the model's Hugging Face folder."
-        facts = {"tokenizer.ggml.model": kind, "known": ("gpt2", "llama")}
-        raise _error("the GGUF file has no supported tokenizer.", source, facts, cure)
-    for key, of in (("tokens", str), ("merges", str), ("scores", float), ("token_type", int)):
-        entries = own.get(key, [])
-        if not isinstance(entries, list) or not all(isinstance(entry, of) for entry in entries):
-            facts = {f"tokenizer.ggml.{key}": f"not a list of {of.__name__}"}
-            raise _error("the GGUF file's metadata is damaged.", source, facts)
+    for key, known in (("model", ("gpt2", "llama")), ("pre", sorted(CUTS)))[: 2 if own.get("model") == "gpt2" else 1]:
+        if own.get(key, "default") not in known:
+            raise RopeError(
+                "TextTokenizer: the GGUF file has no supported tokenizer.",
+                facts={"file": source, f"tokenizer.ggml.{key}": own.get(key), "known": known},
+                cure="Use the model's Hugging Face folder with its tokenizer.json, or pass your own tokenizer.",
+            )
+    rule = "TextTokenizer: the tokenizer in the GGUF file's metadata is damaged."
+    with library_errors(rule, facts={"file": source}, cure="Fetch or convert the file again."):
+        return _made(own, metadata.get("tokenizer.chat_template"))
+
+
+def _made(own: Mapping[str, Any], chat: object) -> TextTokenizer:
+    """Return the tokenizer of metadata without their prefix; whatever does not fit raises."""
+    kit, tokens = need("tokenizers"), own["tokens"]
     types = own.get("token_type") or [_NORMAL] * len(tokens)
-    if len(types) != len(tokens):
-        facts = {"tokens": len(tokens), "token_type": len(types)}
-        raise _error("the GGUF file has different numbers of tokens and token types.", source, facts)
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = _byte_level(own, vocabulary, source) if kind == "gpt2" else _sentencepiece(own, tokens, types, source)
+    bytes_of = own["model"] == "gpt2"
+    tokenizer = _byte_level(own, tokens) if bytes_of else _sentencepiece(own, tokens, types)
     for special, control in ((True, _CONTROL), (False, _USER_DEFINED)):  # matched before the text is split
         chosen = [token for token, its in zip(tokens, types, strict=True) if its == control and token]
         tokenizer.add_tokens([kit.AddedToken(token, normalized=False, special=special) for token in chosen])
@@ -63,30 +61,18 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTok
     ends = [one for found in end for one in found]
     bos = own.get("add_bos_token")
     if bos is None:
-        bos = kind == "llama" or own.get("pre") in _WHOLE_WORDS
+        bos = not bytes_of or own.get("pre") in _WHOLE_WORDS
     _surround(tokenizer, begin if bos else [], ends[:1] if own.get("add_eos_token") else [])
-    chat = metadata.get("tokenizer.chat_template")
     return TextTokenizer(
         tokenizer, begin[0] if begin else None, ends, chat_template=chat if isinstance(chat, str) else None
     )
 
 
-def _error(rule: str, source: str, facts: Mapping[str, Any], cure: str = _AGAIN) -> RopeError:
-    return RopeError(f"TextTokenizer: {rule}", facts={"file": source, **facts}, cure=cure)
-
-
-def _byte_level(own: Mapping[str, Any], vocabulary: dict[str, int], source: str) -> Any:
+def _byte_level(own: Mapping[str, Any], tokens: list[str]) -> Any:
     """Build GPT-2's kind: byte-level BPE with the file's merges, each of two known tokens into a third."""
     kit, pre = need("tokenizers"), own.get("pre", "default")
-    if pre not in CUTS:
-        cure = "Use the model's Hugging Face folder with its tokenizer.json."
-        facts = {"tokenizer.ggml.pre": pre, "known": sorted(CUTS)}
-        raise _error("the GGUF file's pre-tokenizer is unknown.", source, facts, cure)
     merges = [merge.partition(" ")[::2] for merge in own.get("merges") or []]
-    for left, right in merges:
-        if not {left, right, left + right} <= vocabulary.keys():
-            facts = {"merge": f"{left} {right}"}
-            raise _error("a merge of the GGUF file contains tokens outside its vocabulary.", source, facts)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = kit.Tokenizer(kit.models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_WORDS))
     if pre == "qwen2":
         tokenizer.normalizer = kit.normalizers.NFC()  # as its tokenizer.json does; llama.cpp leaves it out
@@ -97,15 +83,12 @@ def _byte_level(own: Mapping[str, Any], vocabulary: dict[str, int], source: str)
     return tokenizer
 
 
-def _sentencepiece(own: Mapping[str, Any], tokens: list[str], types: list[int], source: str) -> Any:
+def _sentencepiece(own: Mapping[str, Any], tokens: list[str], types: list[int]) -> Any:
     """Build SentencePiece's BPE with byte fallback.
 
     Its merges are implied by the scores: every split of a token into two tokens, the best score first.
     """
-    kit, scores, unknown = need("tokenizers"), own.get("scores", []), own.get("unknown_token_id", 0)
-    if len(scores) != len(tokens):
-        facts = {"tokens": len(tokens), "scores": len(scores)}
-        raise _error("a SentencePiece vocabulary needs one score for each token.", source, facts)
+    kit, scores, unknown = need("tokenizers"), own["scores"], own.get("unknown_token_id", 0)
     usable = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
     best = sorted(zip(scores, tokens, strict=True), key=lambda scored: -scored[0])
     pairs = ((token[:cut], token[cut:]) for _, token in best if token in usable for cut in range(1, len(token)))

@@ -8,13 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.overrides import TorchFunctionMode
 
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.live_attention import calls_with
@@ -102,7 +101,6 @@ CHECKED = 6  # tokens of the check, read in two chunks
 HEAD_ROWS = 256  # tokens of one product with the head
 CACHED = 2**19  # logits that a CPU widens and sums at one time: inside its caches it takes a third of the time
 WIDENED_ROWS = 4096  # rows of the head that are float32 at one time
-_LINEAR = nn.Linear.forward
 
 
 class LiveModel:
@@ -117,8 +115,20 @@ class LiveModel:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model = model
-        self.base, self._shell, self._wide = _halves(model)
+        head, self.model, self.base, layers = (
+            model.get_output_embeddings(),
+            model,
+            model.base_model,
+            model.base_model_prefix,
+        )
+        if model.config.is_encoder_decoder or head is None or self.base is model or layers not in model._modules:
+            raise RopeError(
+                "transformers: only causal language models can be measured.",
+                facts={"model": type(model).__name__, "encoder and decoder": bool(model.config.is_encoder_decoder)},
+                cure="Load it with AutoModelForCausalLM.",
+            )
+        self._head, self._shell = head, copy.copy(model)
+        self._shell._modules = {**model._modules, layers: _GivenLayers(self.base)}
         handle = attachment_of(model)
         self.branches = handle is not None and handle.takes_layouts
 
@@ -146,8 +156,8 @@ class LiveModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 `[tokens, vocab]`, from hidden states `[tokens, hidden]`."""
-        forward = type(self._shell).forward
-        out = forward(self._shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
+        with _WideHead(self._head.weight.shape):
+            out = type(self._shell).forward(self._shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
         logits: Tensor = out.logits[0].float()
         return logits
 
@@ -168,17 +178,18 @@ class LiveModel:
         The logits of its forward must be the product's, bit for bit. None also for a type that the device multiplies
         slowly.
         """
-        head = None if self._wide is None else self._shell._modules[self._wide]
-        if head is None or hasattr(head, "_hf_hook") or slow_dtype(head.weight.dtype, head.weight.device.type):
+        weight: Tensor = self._head.weight
+        moved = hasattr(self._head, "_hf_hook")  # accelerate's may bring the weight from a different device
+        if moved or not _is_plain_half(weight) or slow_dtype(weight.dtype, weight.device.type):
             return None
         random = torch.Generator().manual_seed(0)
-        hidden = 30 * torch.randn(2, head.weight.shape[1], generator=random).to(head.weight)
-        same = torch.equal(self.logits(hidden.clone()), wide_product(hidden[None], head.weight)[0])
-        return head.weight if same else None
+        hidden = 30 * torch.randn(2, weight.shape[1], generator=random).to(weight)
+        same = torch.equal(self.logits(hidden.clone()), wide_product(hidden[None], weight)[0])
+        return weight if same else None
 
     def logit_slices(self, hidden: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield a slice of few tokens and their logits, float32 `[tokens of the slice, vocab]`."""
-        rows = max(1, LOGITS // self.model.get_output_embeddings().weight.shape[0])
+        rows = max(1, LOGITS // self._head.weight.shape[0])
         for start in range(0, len(hidden), rows):
             part = slice(start, min(start + rows, len(hidden)))
             yield part, self.logits(hidden[part])
@@ -261,22 +272,18 @@ def wide_product(hidden: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([F.linear(wide, rows.float()) for rows in torch.split(weight, WIDENED_ROWS)], -1)
 
 
-class _StandIn(nn.Module):
-    """A module in the place of another one, without its weights; its attributes are those of that module."""
+class _GivenLayers(nn.Module):
+    """A stand-in for the layers, without weights, that returns its input embeddings as hidden states.
 
-    def __init__(self, module: nn.Module) -> None:
+    Its attributes are theirs: Falcon-H1's forward uses the scale of the layers' logits, Chameleon's their image tokens.
+    """
+
+    def __init__(self, layers: nn.Module) -> None:
         super().__init__()
-        self._module = (module,)
+        self._layers = (layers,)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module[0], name)
-
-
-class _GivenLayers(_StandIn):
-    """A stand-in for the layers that returns its input embeddings as hidden states.
-
-    Falcon-H1's forward uses the scale of the layers' logits, Chameleon's their image tokens.
-    """
+        return getattr(self._layers[0], name)
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Outputs:
         return _Outputs(inputs_embeds)
@@ -296,52 +303,25 @@ class _Outputs:
         return (self.last_hidden_state,)[index]
 
 
-class _WideHead(_StandIn):
-    """A half-precision head with float32 products.
+class _WideHead(TorchFunctionMode):
+    """A mode in which the product with a half-precision head, `[vocab, hidden]`, is float32."""
 
-    accelerate's hook, if there is one, may move the weight from a different device for each call.
-    """
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hook = getattr(self, "_hf_hook", None)
-        if hook is not None:
-            (hidden,), _ = hook.pre_forward(self._module[0], hidden)
-        logits = wide_product(hidden, self.weight)
-        logits = logits if self.bias is None else logits + self.bias.float()
-        return logits if hook is None else hook.post_forward(self._module[0], logits)
-
-
-def _halves(model: Any) -> tuple[Any, Any, str | None]:
-    """Return a model's layers, the model with a stand-in for them, and the name of a head made wide, or None."""
-    head, base = model.get_output_embeddings(), model.base_model
-    name = model.base_model_prefix
-    if model.config.is_encoder_decoder or head is None or base is model or name not in model._modules:
-        raise RopeError(
-            "transformers: only causal language models can be measured.",
-            facts={"model": type(model).__name__, "encoder and decoder": bool(model.config.is_encoder_decoder)},
-            cure="Load it with AutoModelForCausalLM.",
-        )
-    shell = copy.copy(model)
-    shell._modules = dict(model._modules)
-    shell._modules[name] = _GivenLayers(base)
-    wide, forward = None, "_old_forward" if hasattr(head, "_hf_hook") else "forward"
-    if _is_plain(head, forward) and head.weight.dtype in HALF:
-        for child, module in model._modules.items():
-            if module is head:
-                shell._modules[child], wide = _WideHead(head), child
-    return base, shell, wide
+    def __torch_function__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not F.linear or not (_is_plain_half(args[1]) and args[1].shape == self.shape):
+            return func(*args, **(kwargs or {}))
+        hidden, weight, bias = (*args, None)[:3]
+        logits = wide_product(hidden, weight)
+        return logits if bias is None else logits + bias.float()
 
 
-def _is_plain(head: nn.Module, forward: str) -> bool:
-    """Return whether a call of `head` computes only what `nn.Linear` defines; `forward`: the name of its forward."""
-    own = vars(head)
-    return (
-        type(head) is nn.Linear
-        and nn.Linear.forward is _LINEAR
-        and (forward not in own or own[forward] == MethodType(_LINEAR, head))
-        and not (head._forward_hooks or head._forward_pre_hooks or _has_any_global_hook())  # type: ignore[no-untyped-call]
-        and not (head._backward_hooks or head._backward_pre_hooks)
-    )
+def _is_plain_half(weight: Tensor) -> bool:
+    return type(weight) in (Tensor, nn.Parameter) and weight.dtype in HALF
 
 
 def likeliest(log_probs: Tensor, count: int) -> Top:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
@@ -37,7 +37,7 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _FILES = frozenset((_SINGLE, "config.json", "generation_config.json", *_TOKENIZER_FILES))
-_MISSING = "load: tensors are missing from the checkpoint."
+_ANGLES = "rotary_emb.inv_freq"  # a buffer of old Llama checkpoints; the config is more exact
 _CURE = "Use config and weights of one model, and fetch the file again if it is damaged."
 
 
@@ -81,7 +81,7 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
     classifies = content.get("model_type") == CLASSIFIER
     config = (classifier_from_json if classifies else config_from_hf)(content, str(file))
     chosen = fast_dtype_or_warn(path, "load") if dtype is None else dtype
-    stored = stored_tensors(file.parent)
+    stored = {name.removeprefix("model."): tensor for name, tensor in stored_tensors(file.parent).items()}
     head, embedding = stored.get("lm_head.weight"), stored.get("embed_tokens.weight")
     if content.get("tie_word_embeddings") and head is not None:
         if embedding is not None and not torch.equal(head, embedding):
@@ -183,36 +183,30 @@ def check_layers(layers: object, tensors: int, where: str) -> None:
     """Raise `RopeError` for more layers than tensors, before a damaged number of layers is built."""
     if isinstance(layers, int) and layers > tensors:
         facts = {"checkpoint": where, "tensors": tensors, "num_hidden_layers": layers}
-        raise RopeError(_MISSING, facts=facts, cure=_CURE)
+        raise RopeError("load: tensors are missing from the checkpoint.", facts=facts, cure=_CURE)
 
 
 def check_weights(folder: Path, layers: object) -> None:
     """Raise `RopeError` for a damaged index or header, and for fewer tensors than layers, before a library fails."""
-    tensors = 0
-    for path in _shards(folder):
-        with open_safetensors(path) as file:
-            tensors += len(file.keys())
-    check_layers(layers, tensors, str(folder))
+    check_layers(layers, sum(len(names) for _, names in _opened(folder)), str(folder))
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a folder's safetensors files, keyed by the Decoder's names: views of the mapped files."""
-    stored: dict[str, Tensor] = {}
-    for path, names in _shards(folder).items():
+    """Return the tensors of a folder's safetensors files, without tables of angles: views of the mapped files."""
+    kept = ((file, name) for file, names in _opened(folder) for name in names if not name.endswith(_ANGLES))
+    return {name: file.get_tensor(name) for file, name in kept}
+
+
+def _opened(folder: Path) -> Iterator[tuple[Any, list[str]]]:
+    """Yield each weight file of a folder, open, and the names of the tensors to take from it."""
+    for path, wanted in _shards(folder).items():
         with open_safetensors(path) as file:
-            here = {*file.keys()}
-            for name in sorted(here if names is None else names):
-                facts, ours = {"file": str(path), "tensor": name}, name.removeprefix("model.")
-                if name not in here:
-                    rule = "load: the index names a tensor that is missing from its file."
-                    raise RopeError(rule, facts=facts, cure="Fetch the file again.")
-                if ours.endswith("rotary_emb.inv_freq"):  # a buffer of old Llama checkpoints; the config is more exact
-                    continue
-                if ours in stored:
-                    cure = "Keep the shards of one checkpoint in the folder, and remove others."
-                    raise RopeError("load: a tensor is stored twice.", facts=facts, cure=cure)
-                stored[ours] = file.get_tensor(name)
-    return stored
+            names = {*file.keys()} if wanted is None else wanted
+            missing = sorted(names - {*file.keys()})
+            if missing:
+                rule = "load: the index names a tensor that is missing from its file."
+                raise RopeError(rule, facts={"file": str(path), "tensor": missing[0]}, cure="Fetch the file again.")
+            yield file, sorted(names)
 
 
 def _shards(folder: Path) -> dict[Path, set[str] | None]:
@@ -230,13 +224,12 @@ def _shards(folder: Path) -> dict[Path, set[str] | None]:
         )
     shards: dict[Path, set[str] | None] = {}
     for shard in sorted(set(index.values())):
-        facts = {"file": str(file), "shard": shard}
-        if Path(shard).name != shard:
-            cure = "Use an index of files that are in the same folder."
-            raise RopeError("load: the index names a shard outside of its folder.", facts=facts, cure=cure)
-        if not (folder / shard).is_file():
-            cure = "Fetch the missing file."
-            raise RopeError("load: a shard in the index is missing from the folder.", facts=facts, cure=cure)
+        if Path(shard).name != shard or not (folder / shard).is_file():
+            raise RopeError(
+                "load: a shard in the index is missing from the folder.",
+                facts={"file": str(file), "shard": shard},
+                cure="Fetch the file into the folder of its index.",
+            )
         shards[folder / shard] = {name for name, place in index.items() if place == shard}
     return shards
 
@@ -247,35 +240,38 @@ def _filled(
     """Return a module in eval mode with the stored tensors, all checked before any is converted."""
     check_layers(config.num_hidden_layers, len(stored), where)
     facts: dict[str, Any] = {"checkpoint": where}
-    try:
-        with torch.device("meta"), WithoutValues():
-            model = kind(config)
-    except RuntimeError as error:  # torch cannot count the numbers of damaged sizes
-        facts["error"] = str(error).partition("\n")[0]
-        raise RopeError("load: no model has the sizes of the config.", facts=facts, cure=_CURE) from error
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for rule, names in (
-        (_MISSING, [name for name in wanted if name not in stored]),
-        ("load: the checkpoint contains tensors that the model does not have.", [n for n in stored if n not in wanted]),
-    ):
-        if names:
-            facts |= {"tensors": names[:4], **({"and more": len(names) - 4} if len(names) > 4 else {})}
-            raise RopeError(rule, facts=facts, cure=_CURE)
-    for name, shape in wanted.items():
-        tensor = stored[name]
-        if tensor.shape != shape:
-            facts |= {"tensor": name, "shape": tuple(tensor.shape), "expected": shape}
-            raise RopeError("load: the shape of a tensor differs from the config.", facts=facts, cure=_CURE)
+    rule = "load: no model has the sizes of the config."
+    with library_errors(rule, facts=facts, cure=_CURE), torch.device("meta"), WithoutValues():
+        wanted = (model := kind(config)).state_dict()
+    shapes = {name: (tuple(stored[name].shape), tuple(wanted[name].shape)) for name in wanted.keys() & stored.keys()}
+    check_tensors(
+        where,
+        _CURE,
+        missing_keys=wanted.keys() - stored.keys(),
+        mismatched_keys=[(name, *pair) for name, pair in shapes.items() if pair[0] != pair[1]],
+        unexpected_keys=stored.keys() - wanted.keys(),
+    )
+    for name, tensor in stored.items():
         if tensor.dtype not in FLOATS:
             raise RopeError(
                 "load: a weight is not stored in a plain floating type.",
                 facts={**facts, "tensor": name, "dtype": tensor.dtype},
                 cure="Use an unquantised checkpoint, or a GGUF file.",
             )
-    if dtype is None:
-        dtype = reduce(torch.promote_types, {stored[name].dtype for name in wanted})
-    model.load_state_dict({name: stored[name].to(dtype) for name in wanted}, strict=True, assign=True)
+    dtype = dtype or reduce(torch.promote_types, {tensor.dtype for tensor in stored.values()})
+    model.load_state_dict({name: tensor.to(dtype) for name, tensor in stored.items()}, assign=True)
     return model.eval()
+
+
+def check_tensors(where: str, cure: str, **wrong: Iterable[object]) -> None:
+    """Raise `RopeError` for tensors of a checkpoint that are missing, unknown, or of another shape than its model's."""
+    named = {key: sorted(map(str, names))[:8] for key, names in wrong.items() if names}
+    if named:
+        raise RopeError(
+            "load: tensors of the checkpoint are missing or unknown, or their shapes differ from its config.",
+            facts={"checkpoint": where, **named},
+            cure=cure,
+        )
 
 
 class WithoutValues(TorchFunctionMode):
@@ -330,43 +326,31 @@ def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
 def stored_dtype(path: Path) -> torch.dtype | None:
     """Return the dtype of a folder's weights; None for a GGUF file, quantized weights, and files that are damaged.
 
-    For families of other libraries this is the dtype in config.json, which transformers takes, if there is one.
-
     >>> stored_dtype(find("tiny"))
     torch.bfloat16
     """
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").is_file() or "quantization_config" in read_json(path / "config.json"):
         return None
-    config = read_json(path / "config.json")
-    if "quantization_config" in config:
-        return None
-    named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
-    if config.get("model_type") not in ("llama", NATIVE, CLASSIFIER) and isinstance(named, torch.dtype):
-        return named
     plain = {tensor.dtype for tensor in _readable(path)} & {*FLOATS}
     return reduce(torch.promote_types, plain) if plain else None
 
 
-def fast_dtype(path: Path) -> tuple[torch.dtype | None, str | None]:
-    """Return the dtype in which to load a checkpoint, and a sentence if the CPU multiplies the stored one slowly.
+def fast_dtype_or_warn(path: Path, call: str) -> torch.dtype | None:
+    """Return the dtype in which to load a checkpoint: None, the stored one, or float32 in place of a slow one.
 
-    That is None, the stored one, or float32 in place of a slow one if memory suffices.
+    If the CPU multiplies the stored dtype slowly and memory suffices, it is float32. A warning in the name of a call
+    states which it is, but for "tiny", an example.
     """
     stored = stored_dtype(path)
     if stored is None or not slow_dtype(stored, "cpu"):
-        return None, None
+        return None
     missing = memory_for(sum(tensor.numel() for tensor in _readable(path)))
+    sentence = f"Computed in float32: {is_slow(stored)}."
     if missing is not None:
-        return None, f"Computed in {name_of(stored)}: float32 is several times faster on this CPU, but {missing}."
-    return torch.float32, f"Computed in float32: {is_slow(stored)}."
-
-
-def fast_dtype_or_warn(path: Path, call: str) -> torch.dtype | None:
-    """Return the dtype of `fast_dtype`; warn in the name of a call of its sentence, but for "tiny", an example."""
-    dtype, sentence = fast_dtype(path)
-    if sentence is not None and path != find("tiny"):
+        sentence = f"Computed in {name_of(stored)}: float32 is several times faster on this CPU, but {missing}."
+    if path != find("tiny"):
         warnings.warn(f"{call}: {path.name}: {sentence} Pass `dtype` to choose.", stacklevel=3)
-    return dtype
+    return torch.float32 if missing is None else None
 
 
 def _readable(folder: Path) -> list[Tensor]:

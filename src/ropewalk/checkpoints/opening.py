@@ -18,7 +18,7 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.decoder_config import NATIVE, half_split
 from ropewalk.checkpoints.gguf import gguf_config, gguf_tensors, gguf_tokenizer
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.load import check_weights, fast_dtype_or_warn, hugging_face_form
+from ropewalk.checkpoints.load import check_tensors, check_weights, fast_dtype_or_warn, hugging_face_form
 from ropewalk.checkpoints.reader import Reader, text_tokenizer
 from ropewalk.checkpoints.sources import display_name, find
 from ropewalk.errors import RopeError, library_errors
@@ -231,17 +231,15 @@ def _loaded(
         else:
             kind = kit.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             model, report = kind.from_pretrained(None, state_dict=tensors(), **options)
-    checked = ("missing_keys", "mismatched_keys", *(() if tensors is None else ("unexpected_keys",)))
-    wrong = {key: sorted(map(str, report.get(key, ())))[:8] for key in checked}
-    wrong = {key: names for key, names in wrong.items() if names}
-    if wrong:  # transformers fills them with random numbers
-        raise RopeError(
-            "load: tensors of the checkpoint are missing or unknown, or their shapes differ from its config.",
-            facts={"checkpoint": where, **wrong},
-            cure="Download it again, or correct its config.json."
-            if tensors is None
-            else "Fetch the file again, or use the model's Hugging Face folder.",
-        )
+    own = tensors is None  # transformers fills the wrong ones with random numbers
+    check_tensors(
+        where,
+        "Download it again, or correct its config.json."
+        if own
+        else "Fetch the file again, or use the model's Hugging Face folder.",
+        **{key: report.get(key, ()) for key in ("missing_keys", "mismatched_keys")},
+        unexpected_keys=() if own else report.get("unexpected_keys", ()),
+    )
     return model
 
 

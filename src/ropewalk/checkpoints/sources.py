@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import difflib
 import os
 import re
@@ -144,20 +143,9 @@ def _refuse_other_things(path: Path) -> None:
             '  safetensors.torch.save_file(torch.load(FILE, weights_only=True), "model.safetensors")\n'
             "and pass the folder of model.safetensors and config.json.",
         )
-    if not start:
-        raise RopeError("load: the file is empty.", facts={"file": str(path)}, cure="Fetch the checkpoint again.")
-    if path.suffix in (".json", ".gguf") or start.startswith(b"GGUF") or start.lstrip().startswith(b"{"):
-        return
-    with suppress(UnicodeDecodeError):
-        if "\0" not in codecs.utf_8_decode(start, "strict", False)[0]:  # the sample may end inside a character
-            raise RopeError(
-                "load: this is a text file, not a checkpoint.",
-                facts={"file": str(path)},
-                cure="Pass a checkpoint as MODEL, and a text with --text.",
-            )
-    raise RopeError(
-        "load: this file is not a checkpoint.", facts={"file": str(path), "first bytes": start[:8]}, cure=_WAYS
-    )
+    if not (path.suffix in (".json", ".gguf") and start) and not start.lstrip().startswith((b"GGUF", b"{")):
+        facts = {"file": str(path), "first bytes": start[:16]}
+        raise RopeError("load: this file is not a checkpoint.", facts=facts, cure=f"{_WAYS} Pass a text with --text.")
 
 
 def display_name(source: str | os.PathLike[str], path: Path) -> str:

@@ -9,6 +9,7 @@ import os
 import stat
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -74,21 +75,11 @@ def novel(start: int = 0, length: int | None = None) -> str:
 
     `tiny`, the built-in model, was not trained on this text.
 
-    **Raises:** `RopeError` if the text does not contain these characters.
-
     >>> from ropewalk.checkpoints.texts import novel
     >>> novel(27_214, 16)
     'Call me Ishmael.'
     """
-    text = read_text(None)[1]
-    end = len(text) if length is None else start + length
-    if not 0 <= start < end <= len(text):
-        raise RopeError(
-            "novel: the text does not contain these characters.",
-            facts={"start": start, "length": length, "characters in the text": len(text)},
-            cure="Pass a start of 0 or more and a length of 1 or more that end within the text.",
-        )
-    return text[start:end]
+    return read_text(None)[1][start : None if length is None else start + length]
 
 
 def text_files(path: str | Path) -> list[Path]:
@@ -118,32 +109,23 @@ def text_files(path: str | Path) -> list[Path]:
 def read_texts(paths: Sequence[str | Path], most: int = MOST_BYTES) -> list[tuple[str, str]]:
     """Return a distinct name and the contents of each text file; a folder stands for its text files.
 
-    A file that is named twice is read once. Files of one name are called by their paths in their folders, then with
-    the folder's name before that, then by their whole paths: by the first of these that is distinct. At most `most`
-    bytes of each are read. Files after the first 8 * `most` bytes are left out, with a warning.
+    A file that is named twice is read once. Files of one name are called by their paths. At most `most` bytes of each
+    are read. Files after the first 8 * `most` bytes are left out, with a warning.
     """
-    files: dict[Path, tuple[str, ...]] = {}
-    for path in [as_path(one, "read_texts") for one in paths]:
+    files: dict[str, Path] = {}
+    for path in paths:
         for file in text_files(path):
-            folder = path if path.is_dir() else file.parent
-            inside = file.relative_to(folder).as_posix()
-            choices = (file.name, inside, f"{folder.resolve().name}/{inside}", str(file))
-            files.setdefault(Path(os.path.realpath(file)), choices)  # `resolve` raises for a link to itself
-    names: dict[Path, str] = {}
-    for name in {choices[0] for choices in files.values()}:
-        same = {file: choices for file, choices in files.items() if choices[0] == name}
-        levels = list(zip(*same.values(), strict=True))
-        distinct = next((level for level in levels if len(set(level)) == len(same)), levels[-1])
-        names |= dict(zip(same, distinct, strict=True))
+            files.setdefault(os.path.realpath(file), file)  # `resolve` raises for a link to itself
+    count = Counter(file.name for file in files.values())
     texts: list[tuple[str, str]] = []
-    for file, labels in files.items():
+    for file in files.values():
         if sum(len(text) for _, text in texts) > 8 * most:
             warnings.warn(
                 f"Only the first {len(texts)} of {len(files)} texts are used: {8 * most:,} bytes.", stacklevel=2
             )
             break
-        name, text = read_text(labels[-1], most)
-        texts.append((names[file] + name.removeprefix(labels[0]), text))
+        name, text = read_text(file, most)
+        texts.append((name if count[file.name] == 1 else f"{file}{name.removeprefix(file.name)}", text))
     return texts
 
 

@@ -22,7 +22,6 @@ add = FAMILIES.add
 
 # --- half-split pairs over the whole head
 add("mistral", HALF, sliding_window=4096, windowed=True)
-add("qwen3", HALF, head_dim=128)
 add("smollm3", HALF, theta=2_000_000.0, flags="no_rope_layers")
 add(
     "llama ministral qwen2 qwen2_moe qwen3_moe olmo olmo2 olmoe granite granitemoe "
@@ -35,17 +34,16 @@ add(
 _WITHOUT_HEAD_DIM = own.ignoring(*own.HEAD_DIM_KEYS)
 add("deepseek_ocr2_text unlimited_ocr_text", HALF, adjust=_WITHOUT_HEAD_DIM)
 add("starcoder2", HALF, windowed=True)
-add("seed_oss hrm_text internlm3 iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
+add("qwen3 qwen3_omni_moe_talker_code_predictor jetmoe seed_oss hrm_text internlm3", HALF, head_dim=128)
+add("iquestcoder molmo2_text dia_encoder dia_decoder", HALF, head_dim=128)
 add("gemma t5_gemma_module", HALF, head_dim=256)
 _TYPES = ALTERNATING["layer_types"]
 add("gemma2 vaultgemma", HALF, layer_types=_TYPES, head_dim=256, sliding_window=4096)
 add("minimax lfm2 lfm2_moe emu3_text_model", HALF, theta=1_000_000.0)
 add("mixtral", HALF, theta=1_000_000.0, windowed=True)
 add("phimoe", HALF, theta=1_000_000.0, windowed=True, resets_cache=True)
-add("bitnet csm csm_depth_decoder_model flex_olmo mllama_text_model", HALF, theta=500_000.0)
-add("evolla exaone", HALF, theta=500_000.0)
+add("bitnet csm csm_depth_decoder_model evolla exaone flex_olmo mllama_text_model", HALF, theta=500_000.0)
 add("muse_glimmer_assistant", HALF, theta=500_000.0, head_dim=128)
-add("qwen3_omni_moe_talker_code_predictor", HALF, head_dim=128)
 add("esm", HALF, fixed=True, top_thetas=(), switch=("position_embedding_type", "rotary", "absolute"))
 _CONFORMER = variant(HALF, fixed=True, top_thetas=("rotary_embedding_base",))
 add("wav2vec2-bert", _CONFORMER, switch=("position_embeddings_type", "rotary", "relative_key"))
@@ -62,7 +60,6 @@ add("hy_v3", HALF, theta=11_158_840.0, head_dim=128)
 add("timesfm2_5", HALF, head_dim=80)
 add("neucodec xcodec2 voxtral_realtime_encoder", HALF, head_dim=64)
 add("hunyuan_v1_dense hunyuan_v1_moe", HALF, meanings={"dynamic": ("ntk", "alpha")})
-add("jetmoe", HALF, head_dim=128)
 add("falcon", HALF, switch=("alibi", False, False), defaults={"max_position_embeddings": 2048})
 add("dbrx", HALF, defaults={"max_position_embeddings": 2048})
 _ZAMBA = {"hidden_size": 2560, "num_attention_heads": 32}
