@@ -194,33 +194,23 @@ def test_a_kill_at_any_moment_leaves_a_whole_model(folder: Path) -> None:
     assert (weights == weights[0]).all()
 
 
-def test_others_may_read_what_is_saved(folder: Path) -> None:
-    """Every file has the mode that the user's umask gives, also the weights, which safetensors writes as 0600."""
+def test_what_is_replaced_and_what_is_not(folder: Path) -> None:
+    """A checkpoint, whole, with nothing beside it and readable for others; a folder that holds anything else is not."""
+    model = make(num_hidden_layers=1)
     mask = os.umask(0o022)
     try:
-        save(load(folder), folder.with_name("copy"))
+        save(model, folder)
     finally:
         os.umask(mask)
-    modes = {path.stat().st_mode & 0o777 for path in folder.with_name("copy").iterdir()}
-    assert modes == {0o644}
-
-
-def test_foreign_files_are_not_lost(folder: Path) -> None:
-    """A folder that holds anything but a checkpoint is not replaced."""
+    assert torch.equal(logits(load(folder)), logits(model))
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}  # safetensors writes 0600
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     (folder / "thesis.tex").write_text("years of work")
     with pytest.raises(RopeError, match=r"(?s)would delete them.*thesis\.tex"):
         save(make(), folder)
     assert (folder / "thesis.tex").read_text() == "years of work"
     with pytest.raises(RopeError, match="the path of the folder is a file"):
         save(make(), folder / "thesis.tex")
-
-
-def test_a_saved_model_is_replaced(folder: Path) -> None:
-    """Whole, and nothing stays beside it."""
-    model = make(num_hidden_layers=1)
-    save(model, folder)
-    assert torch.equal(logits(load(folder)), logits(model))
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 # --- folders without config.json

@@ -64,10 +64,6 @@ def test_harmless_tensors_are_passed_over(folder: Path) -> None:
         ({"model_type": ...}, "unknown architecture"),
         ({"architectures": ["MyLlamaForCausalLM"]}, r"(?s)unknown architecture.*MyLlamaForCausalLM"),
         ({"model_type": "mylm", "auto_map": {"AutoModel": "code.My"}}, r"(?s)never runs the code.*'mylm'.*code\.My"),
-        (
-            {"architectures": ["My"], "auto_map": {"AutoModel": "code.My"}},
-            r"(?s)unknown architecture.*never runs the code",
-        ),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "`hidden_act`.*silu gates the feed-forward"),
         ({"hidden_size": ...}, r"(?s)`hidden_size` must be a whole number.*missing"),
@@ -75,10 +71,7 @@ def test_harmless_tensors_are_passed_over(folder: Path) -> None:
         ({"num_attention_heads": 0}, "`num_attention_heads` must be"),
         ({"rms_norm_eps": "tiny"}, "`rms_norm_eps` must be a finite number"),
         ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor`.*whole heads rotate"),
-        (
-            {"rope_parameters": {"rope_type": "no-such", "rope_theta": 1e4}},
-            r"(?s)rope_type.*config\.json|config\.json.*rope",
-        ),
+        ({"rope_parameters": {"rope_type": "no-such"}}, r"(?s)rope_type.*config\.json|config\.json.*rope"),
         (
             {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
             "does not support the config's `layer_types`",
@@ -96,19 +89,13 @@ def test_configs_that_are_refused(changes: dict[str, Any], message: str, folder:
 
 
 def test_missing_files_are_named(folder: Path, tmp_path: Path) -> None:
-    """No such folder, no config.json, no weights, damaged JSON."""
+    """No such folder, no config.json, no weights."""
     with pytest.raises(RopeError, match="no such file or folder"):
         load(tmp_path / "nowhere")
     with pytest.raises(RopeError, match=r"(?s)no such file.*config\.json"):
         load(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(RopeError, match=r"(?s)no safetensors weights, only pickles.*pytorch_model\.bin"):
-        load(folder)
-    (folder / "config.json").write_text("[1, 2]")
-    with pytest.raises(RopeError, match="contains list, not an object"):
-        load(folder)
-    (folder / "config.json").write_text('{"model_type": ')
-    with pytest.raises(RopeError, match=r"(?s)cannot be read.*config\.json"):
         load(folder)
 
 

@@ -63,14 +63,6 @@ def test_stored_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     assert torch.equal(file.read("x", torch.bfloat16), torch.from_numpy(expected).view(3, -1).bfloat16())
 
 
-def test_the_dtype_of_a_file_is_the_one_asked_for(tmp_path: Path) -> None:
-    """Whatever it stores."""
-    theirs = make("llama", intermediate_size=64)
-    path = write_gguf(tmp_path / "model.gguf", theirs.config, theirs.state_dict(), kind=KINDS.Q8_0)
-    for dtype in (torch.float32, torch.bfloat16):
-        assert {weight.dtype for weight in load(path, dtype).parameters()} == {dtype}
-
-
 def llama3_divisors(theta: float, dim: int, factor: float, low: float, high: float, length: int) -> torch.Tensor:
     """rope_freqs.weight as llama.cpp's converter computes it, in float32."""
     block = {"factor": factor, "low_freq_factor": low, "high_freq_factor": high}
@@ -168,20 +160,22 @@ SCALINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", SCALINGS)
 def test_scalings(name: str, tmp_path: Path) -> None:
-    """As llama.cpp stores them."""
+    """As llama.cpp stores them; the dtype is the one asked for."""
     case, metadata = SCALINGS[name]
     theirs, extra = make(case), {}
     if name == "llama3":
         extra = {"rope_freqs.weight": llama3_divisors(5e5, 8, 8.0, 1.0, 4.0, 32)}
     path = write_gguf(tmp_path / "m.gguf", theirs.config, theirs.state_dict(), metadata=metadata, extra=extra)
     assert (logits(load(path), input_ids(48)) - logits(theirs, input_ids(48))).abs().max() < 1e-5
+    assert {weight.dtype for weight in load(path, torch.bfloat16).parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
         ({"llama.expert_count": 8}, "expert_count"),
-        ({"llama.attention.scale": 0.5}, r"attention\.scale"),
+        ({"llama.attention.scale": 0.5}, r"unknown key.*attention\.scale"),
+        ({"llama.attention.causal": False}, r"unknown key.*attention\.causal"),
         ({"llama.attention.value_length": 4}, "same width"),
         ({"llama.rope.scaling.type": "spiral"}, "spiral"),
         ({"llama.rope.spiral": 0.5}, "unknown rope scaling"),
@@ -244,15 +238,8 @@ def test_smollm2_loads_as_it_should() -> None:
 # --- files that are cut off or damaged
 
 
-class Bytes(bytes):
-    """Bytes that do not fill the screen when an example fails."""
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} bytes>"
-
-
 @pytest.fixture(scope="module", params=["byte-level", "sentencepiece"])
-def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bytes:
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The bytes of a small GGUF, rope scaling and tokenizer included."""
     theirs = make("llama", num_hidden_layers=1)
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
@@ -265,7 +252,7 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     }  # fmt: skip
     if request.param == "sentencepiece":
         metadata |= {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [-1.0, -2.0, -3.0, -4.0]}
-    return Bytes(write_gguf(path, theirs.config, theirs.state_dict(), metadata=metadata).read_bytes())
+    return write_gguf(path, theirs.config, theirs.state_dict(), metadata=metadata).read_bytes()
 
 
 HEADER = 2200  # bytes of a small file that hold its metadata and the names of its tensors

@@ -11,7 +11,6 @@ from ropewalk.attachment import attach
 from ropewalk.attention.masks import TokenLayout
 from ropewalk.checkpoints.live_model import Prefix, QuestionIds, likeliest
 from ropewalk.checkpoints.reader import Reader
-from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from tests.checkpoints.prefixes import prefix_of, read
 from tests.checkpoints.random_models import random_model
@@ -131,13 +130,6 @@ def test_what_begins_alike_is_read_once() -> None:
     assert prefix.cache.layers[0]._buffers is kept
     assert prefix.ask(QUESTIONS[:1]) == first
     assert prefix.tokens == len(TEXT)
-
-
-@pytest.mark.parametrize("question", [([5, 6], [[1], []]), ([5, 6], []), ([], [[1]])])
-def test_a_question_without_tokens_is_refused(question: QuestionIds) -> None:
-    """With the question that it belongs to."""
-    with pytest.raises(RopeError, match="needs tokens"):
-        prefix_of(Reader(random_model("llama")), TEXT, seq_len=LENGTH).ask([question])
 
 
 @pytest.mark.parametrize("chunk", [1024, 7])

@@ -118,18 +118,17 @@ def config_of_params(params: Mapping[str, Any], where: str) -> dict[str, Any]:
     **Source:** vLLM 0.33.0's transformers_utils/configs/mistral.py; llama.cpp's conversion/mistral.py, b11549.
     """
     strange = sorted({"use_scaled_rope", "qk_rope_head_dim", "kv_lora_rank"} & params.keys())
-    if strange or not {"dim", "n_layers", "n_heads"} <= params.keys():
+    yarn, slope = (params.get(key) or {} for key in ("yarn", "llama_4_scaling"))
+    objects = isinstance(yarn, Mapping) and isinstance(slope, Mapping)
+    if strange or not objects or not {"dim", "n_layers", "n_heads"} <= params.keys():
         raise RopeError(
             "load: this params.json has no rope that its keys describe.",
             facts={"file": where, "keys": strange or sorted(params)[:8]},
             cure="Pass the config.json of the model in Hugging Face's format.",
         )
-    yarn, slope = (params.get(key) or {} for key in ("yarn", "llama_4_scaling"))
-    if not isinstance(yarn, Mapping) or not isinstance(slope, Mapping):
-        raise RopeError("load: a block of params.json is no object.", facts={"file": where}, cure="Fetch it again.")
     names = {"dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
              "n_kv_heads": "num_key_value_heads", "max_seq_len": "max_position_embeddings"}  # fmt: skip
-    same = ("head_dim", "vocab_size", "max_position_embeddings")
+    names |= {key: key for key in ("head_dim", "vocab_size", "max_position_embeddings")}
     block = {"rope_type": "yarn" if yarn else "default", "rope_theta": params.get("rope_theta", 10_000.0)}
     of_yarn = {"factor": "factor", "beta": "beta_fast", "alpha": "beta_slow", _ORIGINAL: _ORIGINAL}
     block |= {name: yarn[key] for key, name in of_yarn.items() if key in yarn}
@@ -138,7 +137,6 @@ def config_of_params(params: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {
         "model_type": "ministral3" if yarn or slope else "mistral",
         **{name: params[key] for key, name in names.items() if params.get(key) is not None},
-        **{key: params[key] for key in same if params.get(key) is not None},
         "sliding_window": as_whole(params.get("sliding_window")),
         "rope_parameters": block,
     }

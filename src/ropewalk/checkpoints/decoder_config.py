@@ -137,15 +137,11 @@ def config_from_hf(config: Mapping[str, Any], where: str) -> DecoderConfig:
     given = {name: value for name, value in settings.items() if name != "head_dim" or value is not None}
     try:
         check_whole("load", most=MOST_SIZE, optional=False, **{name: settings.get(name, "missing") for name in SIZES})
-        stated = {name: settings[name] for name in (*_NUMBERS, "rms_norm_eps")}
-        numbers = {name: 0.0 if value is None else number(value, name) for name, value in stated.items()}
-        return DecoderConfig(
-            **{name: settings[name] for name in (*SIZES, "num_key_value_heads", "head_dim")},
-            **{name: bool(settings[name]) for name in _FLAGS},
-            norm_eps=numbers.pop("rms_norm_eps"),
-            **numbers,
-            rope=RopeConfig.from_hf(given),
-        )
+        values: dict[str, Any] = {name: settings[name] for name in (*SIZES, "num_key_value_heads", "head_dim")}
+        values |= {name: bool(settings[name]) for name in _FLAGS}
+        for name in (*_NUMBERS, "rms_norm_eps"):
+            values[name] = 0.0 if settings[name] is None else number(settings[name], name)
+        return DecoderConfig(norm_eps=values.pop("rms_norm_eps"), rope=RopeConfig.from_hf(given), **values)
     except RopeError as error:
         raise RopeError(error.rule, facts={"file": where, **error.facts}, cure=error.cure) from error
 

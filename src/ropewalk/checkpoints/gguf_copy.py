@@ -69,8 +69,9 @@ def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length:
         for theta, keys, divisors in _scalings(rope, arch, reach, context):
             stated = {"context_length": context, "rope.freq_base": theta, **keys}
             block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
-            read = _of_llama(rope, block, context)
-            if same_rope(read, rope, compared_lengths(*lengths), relative=CLOSE, absolute=_NEGLIGIBLE):
+            if same_rope(
+                _of_llama(rope, block, context), rope, compared_lengths(*lengths), relative=CLOSE, absolute=_NEGLIGIBLE
+            ):
                 return GGUFRope(stated, divisors)
     if rope.needs_seq_len and rope.switch_length is None:
         return "its frequencies depend on the length, but llama.cpp fixes them when it starts"
@@ -94,17 +95,14 @@ def _scalings(
     trained = {"rope.scaling.finetuned": rope.scaling_is_trained is True}
     with suppress(RopeError):  # transformers has no name for the rule: divisors follow
         named = _of_llama(rope, rope.to_hf(), rope.max_position_embeddings or context).to_hf()
-        kind, theta = named["rope_type"], float(named["rope_theta"])
-        if kind == "default":
-            yield theta, {}, {}
-        if kind == "linear":
-            linear = {"rope.scaling.type": "linear", "rope.scaling.factor": float(named["factor"])}
-            yield theta, linear | original | trained, {}
+        kind, theta, keys = named["rope_type"], float(named["rope_theta"]), dict[str, Any]()
+        if kind in ("linear", "yarn"):
+            keys = {"rope.scaling.type": kind, "rope.scaling.factor": float(named["factor"]), **original, **trained}
         if kind == "yarn":
-            yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": float(named["factor"])}
             attention = attention_factor_of(rope) / yarn_mscale(float(named["factor"]), 1.0)  # of llama.cpp's own
-            yarn |= {} if math.isclose(attention, 1.0, rel_tol=1e-9) else {"rope.scaling.attn_factor": attention}
-            yield theta, yarn | original | trained, {}
+            keys |= {} if math.isclose(attention, 1.0, rel_tol=1e-9) else {"rope.scaling.attn_factor": attention}
+        if keys or kind == "default":
+            yield theta, keys, {}
     switch = rope.switch_length
     if arch not in WITH_DIVISORS or rope.rotary_dim != rope.head_dim or (rope.needs_seq_len and switch is None):
         return

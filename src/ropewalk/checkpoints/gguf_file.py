@@ -169,19 +169,14 @@ class GGUFFile:
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in infos:
             if not self._rope_only or name in ROPE_TENSORS:
-                self._place(GGUFTensor(shape, kind, start + offset, self._bytes(name, shape, kind)), name)
-
-    def _place(self, tensor: GGUFTensor, name: str) -> None:
-        """Record a tensor; raise `RopeError` if it is repeated or ends beyond the file."""
-        if name in self.tensors:
-            raise self.error("two tensors have the same name.", facts={"tensor": name})
-        if tensor.offset + tensor.size > self._end:
-            raise self.error(
-                "the file ends inside this tensor: it is truncated.",
-                facts={"tensor": name, "ends at": tensor.offset + tensor.size, "bytes": self._end},
-                cure="Fetch the file again" + (", at least up to there." if self._rope_only else "."),
-            )
-        self.tensors[name] = tensor
+                size = self._bytes(name, shape, kind)
+                if start + offset + size > self._end:
+                    raise self.error(
+                        "the file ends inside this tensor: it is truncated.",
+                        facts={"tensor": name, "ends at": start + offset + size, "bytes": self._end},
+                        cure="Fetch the file again" + (", at least up to there." if self._rope_only else "."),
+                    )
+                self.tensors[name] = GGUFTensor(shape, kind, start + offset, size)
 
     def _bytes(self, name: str, shape: tuple[int, ...], kind: int) -> int:
         """Return the size of a tensor in the file, in bytes."""

@@ -189,12 +189,10 @@ class _Model:
         base, alpha = keys.get("rope.freq_base", 10_000.0), own.get("rope.scaling.alpha", 0.0)
         if row.alpha and is_number(alpha) and is_number(base) and alpha > 0 and head > 2:
             keys["rope.freq_base"] = base * alpha ** (head / (head - 2))
-        divisors = {} if windows is not None and row.full_only else divisors_of(self.file)
+        divisors = {} if windows is not None and row.full_only else self._divisors()
         divisors = {name: of[: width // 2] for name, of in divisors.items()}
-        block, axes = (
-            rope_parameters(keys, divisors, width, str(self.file.path), arch=self.arch),
-            self._axes(width // 2),
-        )
+        axes = self._axes(width // 2)
+        block = rope_parameters(keys, divisors, width, str(self.file.path), arch=self.arch)
         rope = RopeConfig.from_block(
             block, head_dim=width, interleaved=row.interleaved and axes is None, max_position_embeddings=context
         )
@@ -202,6 +200,26 @@ class _Model:
         known = {**block, "max_position_embeddings": context, "vocab_size": vocabulary}
         trained = trained_as(model_type_of(self.file), block["rope_type"], known)
         return replace(rope, head_dim=width if row.mla else head, rotary_dim=width, axes=axes, trained=trained)
+
+    def _divisors(self) -> dict[str, list[float]]:
+        """Return the divisors of each pair's frequency that llama.cpp loads, by tensor without ".weight"."""
+        file, kind, form = self.file, self.own.get("rope.scaling.type"), self.row.divisors
+        lists = form == "lists" or (form == "either" and kind == "longrope")
+        taken = ROPE_TENSORS[1:] if lists else ROPE_TENSORS[:1] if form in ("fixed", "either") else ()
+        strange = sorted({*ROPE_TENSORS} & {*file.tensors} - {*taken})
+        if strange and form != "ignored":
+            raise file.error(
+                "llama.cpp does not load these divisors for this architecture and type of scaling.",
+                facts={"tensors": strange, "rope.scaling.type": kind},
+                cure="Convert the checkpoint again.",
+            )
+        if taken and not file.whole:
+            warnings.warn(
+                f"load: {file.path} ends before the names of its tensors. If it contains {taken[0]}, as Llama 3.1 "
+                "does, the frequencies are divided by it: fetch more of the file.",
+                stacklevel=2,
+            )
+        return {name[: -len(".weight")]: file.read(name).flatten().tolist() for name in taken if name in file.tensors}
 
     def _axes(self, pairs: int) -> tuple[int, ...] | None:
         """Return the axis of each pair (time, height, width and llama.cpp's fourth), None without sections."""
@@ -225,28 +243,6 @@ class _Model:
                 stacklevel=2,
             )
         return tuple(sorted({*axes}).index(axis) for axis in axes)
-
-
-def divisors_of(file: GGUFFile) -> dict[str, list[float]]:
-    """Return the divisors of each pair's frequency that llama.cpp loads from a file, by tensor without ".weight"."""
-    arch, own = own_keys(file)
-    kind, form = own.get("rope.scaling.type"), ARCHITECTURES[arch].divisors
-    lists = form == "lists" or (form == "either" and kind == "longrope")
-    taken = ROPE_TENSORS[1:] if lists else ROPE_TENSORS[:1] if form in ("fixed", "either") else ()
-    strange = sorted({*ROPE_TENSORS} & {*file.tensors} - {*taken})
-    if strange and form != "ignored":
-        raise file.error(
-            "llama.cpp does not load these divisors for this architecture and type of scaling.",
-            facts={"tensors": strange, "rope.scaling.type": kind},
-            cure="Convert the checkpoint again.",
-        )
-    if taken and not file.whole:
-        warnings.warn(
-            f"load: {file.path} ends before the names of its tensors. If it contains {taken[0]}, as Llama 3.1 does, "
-            "the frequencies are divided by it: fetch more of the file.",
-            stacklevel=2,
-        )
-    return {name[: -len(".weight")]: file.read(name).flatten().tolist() for name in taken if name in file.tensors}
 
 
 # --- the block of one rope
@@ -305,17 +301,13 @@ def rope_parameters(
         base["finetuned"] = True
     share = float(metadata.get("rope.scaling.yarn_ext_factor", -1.0)) if "ext_factor" in row.yarn else -1.0
     yarn = (kind == "yarn" if share < 0 else share > 0) and factor != 1.0
-    if yarn and (factors or share not in (-1.0, 1.0)):
+    lone = (kind == "longrope" or _PAIR & {*factors}) and {*factors} != _PAIR
+    if lone or (yarn and (factors or share not in (-1.0, 1.0))):
         raise RopeError(
-            "load: the GGUF file scales its rope by YaRN and by a tensor of divisors, or by a part of YaRN.",
-            facts={"file": where, "tensors": sorted(factors), "rope.scaling.yarn_ext_factor": share},
-            cure="Convert the checkpoint again with one of the two.",
-        )
-    if (kind == "longrope" or _PAIR & {*factors}) and {*factors} != _PAIR:
-        raise RopeError(
-            "load: longrope needs rope_factors_long and rope_factors_short.",
-            facts={"file": where, "tensors": sorted(factors)},
-            cure="Convert the checkpoint again: llama.cpp's converter writes both tensors.",
+            "load: the GGUF file scales its rope by YaRN and by a tensor of divisors, or by a part of YaRN, or it lacks "
+            "a tensor of longrope.",
+            facts={"file": where, "rope.scaling.type": kind, "tensors": sorted(factors), "yarn_ext_factor": share},
+            cure="Convert the checkpoint again.",
         )
     if yarn:
         return base | _yarn(metadata, factor, length, attention, arch, where)

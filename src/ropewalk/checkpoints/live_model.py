@@ -350,13 +350,6 @@ class Prefix:
         Each question comes directly after the prefix, which is neither copied nor changed. The tokens of all questions
         go through the model as branches of one row, 256 at a time, if it allows that; else each line is appended alone.
         """
-        for question, continuations in questions:
-            if not (len(question) and continuations and all(map(len, continuations))):
-                raise RopeError(
-                    "prefix: a question needs tokens, and continuations with tokens.",
-                    facts={"question": list(question), "tokens of each": list(map(len, continuations))},
-                    cure="Pass at least one token for the question and for each continuation.",
-                )
         trees = [tree_of(question, continuations) for question, continuations in questions]
         answers: list[list[float]] = []
         for first, last in runs_of([len(nodes) for nodes, _ in trees], ASK_TOKENS):

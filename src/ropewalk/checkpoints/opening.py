@@ -194,11 +194,9 @@ def config_of(folder: Path) -> Any:
     content, kit = read_json(folder / "config.json"), need("transformers", "transformers")
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in kit.CONFIG_MAPPING:
-        own = content.get("auto_map")
+        own = ", and ropewalk never runs the code named in the config" if content.get("auto_map") else ""
         raise RopeError(
-            "load: unknown architecture, and ropewalk never runs the code named in the config."
-            if own
-            else "load: unknown architecture.",
+            f"load: unknown architecture{own}.",
             facts={"file": str(folder / "config.json"), "model_type": model_type, "transformers": kit.__version__},
             cure="Try a newer transformers: neither ropewalk nor this release supports it.",
         )

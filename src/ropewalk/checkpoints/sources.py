@@ -154,7 +154,7 @@ def display_name(source: str | os.PathLike[str], path: Path) -> str:
     >>> display_name("google/gemma-3-1b-it@main", Path("/cache/snapshots/3f2a"))
     'gemma-3-1b-it'
     """
-    of_hub = isinstance(source, str) and not Path(source).exists() and is_hub_name(source)
+    of_hub = isinstance(source, str) and is_hub_name(source)
     return str(source).partition("@")[0].partition("/")[2] if of_hub else path.resolve().name
 
 
