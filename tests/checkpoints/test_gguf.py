@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import warnings
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ropewalk as rw
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf_file import GGUFFile
-from ropewalk.checkpoints.gguf_rope import factors_as_rule, rope_parameters
+from ropewalk.checkpoints.gguf_rope import rule_of_divisors, scaled_rope
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
+from tests.checkpoints.test_gguf_architectures import header
 from tests.models.families import input_ids, make
 from tests.models.material import data, smollm2, write_gguf
 from tests.oracle import ladder, llama3
@@ -83,10 +86,9 @@ def test_rope_freqs_give_the_rule_back(
 ) -> None:
     """The divisors of a Llama 3 file name the rule they were made by, though the file does not hold it."""
     divisors = llama3_divisors(theta, dim, factor, low, high, length).tolist()
-    rule = factors_as_rule(divisors, theta, dim, length, 131072)
-    assert rule.pop("rope_type") == "llama3"
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    assert [rule[name] for name in names] == pytest.approx([factor, low, high, length], rel=1e-4)
+    rule = rule_of_divisors(divisors, theta, dim, length, 131072)
+    assert isinstance(rule, rw.scaling.Llama3)
+    assert astuple(rule) == pytest.approx([factor, low, high, length], rel=1e-4)
 
 
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32_768}
@@ -97,18 +99,16 @@ YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.o
     [
         ({"rope.freq_base": 5e5}, llama3_divisors(5e5, 64, 32.0, 1.0, 4.0, 8192).tolist(), (131_072, True)),
         ({"rope.freq_base": 1e5}, llama3_divisors(1e5, 64, 16.0, 1.0, 4.0, 8192).tolist(), (8192, None)),
-        (YARN, None, (32_768, None)),
-        ({**YARN, "rope.scaling.finetuned": True}, None, (131_072, True)),
+        (YARN, [], (32_768, None)),
+        ({**YARN, "rope.scaling.finetuned": True}, [], (131_072, True)),
     ],
 )
 def test_what_a_file_says_of_the_training(
-    metadata: dict[str, Any], divisors: list[float] | None, trained: tuple[int, bool | None]
+    metadata: dict[str, Any], divisors: list[float], trained: tuple[int, bool | None], tmp_path: Path
 ) -> None:
     """Llama 3.2 is known by its numbers; `finetuned` says it of any other; else it is open."""
-    stated = {"context_length": 131_072, **metadata}
-    block = rope_parameters(stated, {} if divisors is None else {"rope_freqs": divisors}, 64, "a file", arch="llama")
-    config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 131_072, "rope_parameters": block}
-    rope = rw.RopeConfig.from_hf(config)
+    stated = {"context_length": 131_072, "attention.key_length": 64, **metadata}
+    rope = Checkpoint.open(header(tmp_path / "m.gguf", "llama", stated, tuple(divisors))).ropes.present_ropes[0]
     assert (rope.trained_length, rope.scaling_is_trained) == trained
 
 
@@ -125,9 +125,8 @@ def test_numbers_of_yarn_that_llama_cpp_ignores(stated: dict[str, float], named:
     metadata = {"context_length": 131_072, **YARN, **{f"rope.scaling.{key}": value for key, value in stated.items()}}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        block = rope_parameters(metadata, {}, 64, "a file", arch="qwen3")
-    assert {key: block[key] for key in ("rope_type", "factor")} == {"rope_type": "yarn", "factor": 4.0}
-    assert not {"attention_factor", "beta_fast", "beta_slow"} & block.keys()
+        rope = scaled_rope(metadata, {}, 64, "a file", arch="qwen3")
+    assert rope.scaling == rw.scaling.YaRN(4.0, 32_768)
     assert [[words in str(one.message) for words in named] for one in caught] == [[True] for _ in named]
 
 
@@ -135,8 +134,8 @@ def test_numbers_of_yarn_that_llama_cpp_ignores(stated: dict[str, float], named:
 @settings(max_examples=50, deadline=None)
 def test_any_divisors_are_kept_exactly(divisors: list[float]) -> None:
     """What no Llama 3 rule reproduces is kept as it is: the frequencies are theta^(-2i/d) / divisor."""
-    block = {"rope_theta": 1e4, **factors_as_rule(divisors, 1e4, 8, None, 64)}
-    rope = rw.RopeConfig.from_block(block, head_dim=8, interleaved=False, max_position_embeddings=64)
+    rule = rule_of_divisors(divisors, 1e4, 8, None, 64)
+    rope = rw.RopeConfig(8, interleaved=False, scaling=rule, max_position_embeddings=64)
     frequencies = rw.inverse_frequencies(rope, seq_len=50)
     expected = [1e4 ** (-2 * i / 8) / divisor for i, divisor in enumerate(divisors)]
     assert frequencies.inv_freq[0].tolist() == pytest.approx(expected, rel=2e-6)

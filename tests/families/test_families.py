@@ -158,13 +158,8 @@ def test_variants_of_one_model_type(fields: dict[str, Any], trained: tuple[int |
 
 
 def test_every_fact_has_its_source() -> None:
-    """Known families and rules, a source for each that names its series, and something said."""
+    """Known families and rules, a source, and something said."""
     for fact in FACTS:
-        words = re.sub("[^a-z0-9]", "", fact.trained.source.lower())
-        for name in fact.families.split():
-            letters = NAMED.get(name, name.replace("_", ""))[:3]
-            general = ("LongChat", "DeepSeek-Coder", "the class's own")
-            assert letters in words or fact.trained.source.startswith(general), (name, fact.trained.source)
         assert set(fact.families.split()) <= set(FAMILIES), fact
         assert set(fact.rules.split()) <= set(rope_types()), fact
         assert fact.trained.source, fact
@@ -192,9 +187,6 @@ def test_a_fact_needs_the_block_that_was_trained_with() -> None:
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": medium}).trained is None
     scaled = {key: value for key, value in block.items() if key != "factor"} | {"llama_4_scaling_beta": 0.1}
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": {**scaled, "rope_type": "default"}}).scaling is None
-
-
-NAMED = {"mllama_text_model": "llama", "cohere": "command"}  # families whose series has another name
 
 
 # --- facts about classes, from transformers' own code

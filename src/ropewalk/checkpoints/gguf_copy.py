@@ -21,7 +21,7 @@ import numpy as np
 
 from ropewalk.atomic_io import whole_file
 from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
-from ropewalk.checkpoints.gguf_rope import STOPPED, rope_parameters
+from ropewalk.checkpoints.gguf_rope import STOPPED, scaled_rope
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import Progress, SilentProgress
@@ -68,21 +68,14 @@ def gguf_rope(rope: RopeConfig, arch: str, method: str, reach: Reach, *, length:
     with suppress(RopeError):
         for theta, keys, divisors in _scalings(rope, arch, reach, context):
             stated = {"context_length": context, "rope.freq_base": theta, **keys}
-            block = rope_parameters(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
-            if same_rope(
-                _of_llama(rope, block, context), rope, compared_lengths(*lengths), relative=CLOSE, absolute=_NEGLIGIBLE
-            ):
+            read = scaled_rope(stated, divisors, rope.head_dim, "the file to be written", arch=arch)
+            if same_rope(read, rope, compared_lengths(*lengths), relative=CLOSE, absolute=_NEGLIGIBLE):
                 return GGUFRope(stated, divisors)
     if rope.needs_seq_len and rope.switch_length is None:
         return "its frequencies depend on the length, but llama.cpp fixes them when it starts"
     if arch in WITH_DIVISORS:
         return "the keys of a .gguf file cannot express these frequencies"
     return f"llama.cpp's `{arch}` applies theta, a linear factor and YaRN, but no divisor for each pair"
-
-
-def _of_llama(rope: RopeConfig, block: Mapping[str, Any], length: int) -> RopeConfig:
-    """Return the rope of a Llama with this block and heads of the rope's size."""
-    return RopeConfig.from_block(block, head_dim=rope.head_dim, interleaved=False, max_position_embeddings=length)
 
 
 def _scalings(
@@ -94,7 +87,9 @@ def _scalings(
     }
     trained = {"rope.scaling.finetuned": rope.scaling_is_trained is True}
     with suppress(RopeError):  # transformers has no name for the rule: divisors follow
-        named = _of_llama(rope, rope.to_hf(), rope.max_position_embeddings or context).to_hf()
+        length = rope.max_position_embeddings or context
+        sizes = {"head_dim": rope.head_dim, "interleaved": False, "max_position_embeddings": length}
+        named = RopeConfig.from_block(rope.to_hf(), **sizes).to_hf()
         kind, theta, keys = named["rope_type"], float(named["rope_theta"]), dict[str, Any]()
         if kind in ("linear", "yarn"):
             keys = {"rope.scaling.type": kind, "rope.scaling.factor": float(named["factor"]), **original, **trained}

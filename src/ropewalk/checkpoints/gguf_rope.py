@@ -15,7 +15,7 @@ from ropewalk.families import trained_as
 from ropewalk.families.llama_cpp import ARCHITECTURES, STILL, Architecture, Windows
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import LayerType, ModelRopes
-from ropewalk.rope.scaling import Ladder, Llama3
+from ropewalk.rope.scaling import Ladder, Linear, Llama3, LongRoPE, Proportional, Scaling, YaRN
 from ropewalk.rope.scaling.yarn import yarn_mscale
 from ropewalk.rope.values import MOST_SIZE, MOST_TOKENS, as_whole, is_number
 
@@ -191,15 +191,18 @@ class _Model:
             keys["rope.freq_base"] = base * alpha ** (head / (head - 2))
         divisors = {} if windows is not None and row.full_only else self._divisors()
         divisors = {name: of[: width // 2] for name, of in divisors.items()}
+        rope = scaled_rope(keys, divisors, width, str(self.file.path), arch=self.arch)
         axes = self._axes(width // 2)
-        block = rope_parameters(keys, divisors, width, str(self.file.path), arch=self.arch)
-        rope = RopeConfig.from_block(
-            block, head_dim=width, interleaved=row.interleaved and axes is None, max_position_embeddings=context
-        )
         vocabulary = own.get("vocab_size", len(self.file.metadata.get("tokenizer.ggml.tokens") or ()))
-        known = {**block, "max_position_embeddings": context, "vocab_size": vocabulary}
-        trained = trained_as(model_type_of(self.file), block["rope_type"], known)
-        return replace(rope, head_dim=width if row.mla else head, rotary_dim=width, axes=axes, trained=trained)
+        known = {**rope.to_hf(), "max_position_embeddings": context, "vocab_size": vocabulary}
+        if keys.get(_SWITCH) is True and not row.switch:
+            known["finetuned"] = True
+        trained, pairs = (
+            trained_as(model_type_of(self.file), known["rope_type"], known),
+            row.interleaved and axes is None,
+        )
+        head = width if row.mla else head
+        return replace(rope, head_dim=head, rotary_dim=width, interleaved=pairs, axes=axes, trained=trained)
 
     def _divisors(self) -> dict[str, list[float]]:
         """Return the divisors of each pair's frequency that llama.cpp loads, by tensor without ".weight"."""
@@ -245,7 +248,7 @@ class _Model:
         return tuple(sorted({*axes}).index(axis) for axis in axes)
 
 
-# --- the block of one rope
+# --- the scaling of one rope
 
 _YARN = ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
 _FLAGS = {"ext_factor", "beta_fast", "beta_slow"}  # --yarn-attn-factor is computed
@@ -257,10 +260,10 @@ _KNOWN = _NUMBERS | {"rope.scaling.type", "rope.scaling.finetuned", "rope.dimens
 _PAIR = {"rope_factors_long", "rope_factors_short"}
 
 
-def rope_parameters(
+def scaled_rope(
     metadata: Mapping[str, Any], factors: Mapping[str, Sequence[float]], rotary_dim: int, where: str, *, arch: str
-) -> dict[str, Any]:
-    """Return `rope_parameters` from metadata keys without their architecture's prefix, and the divisor tensors.
+) -> RopeConfig:
+    """Return a half-split rope from metadata keys without their architecture's prefix, and the divisor tensors.
 
     llama.cpp applies divisors and `attn_factor` with every type, but YaRN's numbers only for the architectures whose
     `ARCHITECTURES` row has them; a warning names the others if they differ from 1, the usual attention factor, 32 and
@@ -296,45 +299,44 @@ def rope_parameters(
     factor = float(metadata.get("rope.scaling.factor") or metadata.get("rope.scale_linear") or 1.0)  # 0 means none
     factor, row = 1.0 if kind == "none" else factor, ARCHITECTURES[arch]
     attention = float(metadata.get("rope.scaling.attn_factor", 1.0))
-    base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    if metadata.get("rope.scaling.finetuned") is True and not row.switch:
-        base["finetuned"] = True
     share = float(metadata.get("rope.scaling.yarn_ext_factor", -1.0)) if "ext_factor" in row.yarn else -1.0
     yarn = (kind == "yarn" if share < 0 else share > 0) and factor != 1.0
     lone = (kind == "longrope" or _PAIR & {*factors}) and {*factors} != _PAIR
     if lone or (yarn and (factors or share not in (-1.0, 1.0))):
         raise RopeError(
-            "load: the GGUF file scales its rope by YaRN and by a tensor of divisors, or by a part of YaRN, or it lacks "
-            "a tensor of longrope.",
+            "load: the GGUF file scales its rope by YaRN and by a tensor of divisors, or by a part of YaRN, or it "
+            "lacks a tensor of longrope.",
             facts={"file": where, "rope.scaling.type": kind, "tensors": sorted(factors), "yarn_ext_factor": share},
             cure="Convert the checkpoint again.",
         )
-    if yarn:
-        return base | _yarn(metadata, factor, length, attention, arch, where)
-    if "attn_factor" in row.yarn:  # without YaRN it is not replaced
+    if "attn_factor" in row.yarn and not yarn:  # YaRN replaces it
         attention *= float(metadata.get("rope.scaling.yarn_attn_factor", 1.0))
-    scaled = {name: [factor * divisor for divisor in divisors] for name, divisors in factors.items()}
-    if {*factors} == _PAIR:
-        return base | _longrope(scaled["rope_factors_short"], scaled["rope_factors_long"], length, attention)
-    if attention != 1.0:  # no rule of transformers has a factor and divisors
-        divisors = scaled.get("rope_freqs", [factor] * (rotary_dim // 2))
-        return base | _longrope(divisors, divisors, length, attention)
-    if factors:
-        return base | factors_as_rule(scaled["rope_freqs"], theta, rotary_dim, stated, context)
-    return base if factor == 1.0 else base | {"rope_type": "linear", "factor": factor}
+    scaled = {name: tuple(factor * divisor for divisor in divisors) for name, divisors in factors.items()}
+    one = scaled.get("rope_freqs", (factor,) * (rotary_dim // 2))
+    scaling: Scaling | None
+    if yarn:
+        scaling = _yarn(metadata, factor, length, attention, arch, where)
+    elif {*factors} == _PAIR:
+        short, long = scaled["rope_factors_short"], scaled["rope_factors_long"]
+        scaling = LongRoPE(short, long, length, attention_factor=attention)
+    elif attention != 1.0:  # no rule of transformers has a factor and divisors
+        scaling = LongRoPE(one, one, length, attention_factor=attention)
+    elif factors:
+        scaling = rule_of_divisors(one, theta, rotary_dim, stated, context)
+    else:
+        scaling = None if factor == 1.0 else Linear(factor)
+    return RopeConfig(rotary_dim, interleaved=False, theta=theta, scaling=scaling, max_position_embeddings=context)
 
 
-def _yarn(
-    metadata: Mapping[str, Any], factor: float, length: int, attention: float, arch: str, where: str
-) -> dict[str, Any]:
-    """Return the block of llama.cpp's YaRN: truncated bounds, and 0.1 ln(factor) + 1 times attn_factor."""
-    block: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": length}
+def _yarn(metadata: Mapping[str, Any], factor: float, length: int, attention: float, arch: str, where: str) -> YaRN:
+    """Return llama.cpp's YaRN: truncated bounds, and 0.1 ln(factor) + 1 times attn_factor."""
     row, whole = ARCHITECTURES[arch], yarn_mscale(factor, 1.0)
     usual = {"ext_factor": 1.0, "attn_factor": whole, "beta_fast": 32.0, "beta_slow": 1.0, "log_multiplier": 0.0}
     stated = {name: float(metadata.get(f"rope.scaling.yarn_{name}", value)) for name, value in usual.items()}
-    for name in ("beta_fast", "beta_slow"):
-        beta = float(metadata.get(f"rope.scaling.yarn_{name}", row.yarn[name])) if name in row.yarn else usual[name]
-        block |= {name: beta} if beta != usual[name] else {}
+    betas = {
+        name: float(metadata.get(f"rope.scaling.yarn_{name}", row.yarn[name])) if name in row.yarn else usual[name]
+        for name in ("beta_fast", "beta_slow")
+    }
     dimensions = stated["log_multiplier"] * (10.0 if "tenth" in row.yarn else 1.0)  # mscale_all_dim
     if dimensions and {"tenth", "log_multiplier"} & row.yarn.keys():
         whole = 1.0 if row.equal_mscales else whole / yarn_mscale(factor, dimensions)
@@ -351,37 +353,25 @@ def _yarn(
             "model's Hugging Face folder.",
             stacklevel=2,
         )
-    if not math.isclose(attention * whole, usual["attn_factor"], rel_tol=1e-9):
-        block["attention_factor"] = attention * whole
-    return block
+    own = math.isclose(attention * whole, usual["attn_factor"], rel_tol=1e-9)
+    return YaRN(factor, length, attention_factor=None if own else attention * whole, **betas)
 
 
-def _longrope(short: Sequence[float], long: Sequence[float], length: int, attention: float) -> dict[str, Any]:
-    """Return LongRoPE's block from two lists of divisors and one attention factor."""
-    return {
-        "rope_type": "longrope",
-        "short_factor": list(short),
-        "long_factor": list(long),
-        "original_max_position_embeddings": length,
-        "attention_factor": attention,
-    }
-
-
-def factors_as_rule(
+def rule_of_divisors(
     divisors: Sequence[float], theta: float, head_dim: int, stated: int | None, context: int
-) -> dict[str, Any]:
-    """Return the block of rope_freqs.weight: Llama 3's rule if it gives every divisor to 2e-6, else the divisors.
+) -> Scaling | None:
+    """Return the rule of rope_freqs.weight: Llama 3's rule if it gives every divisor to 2e-6, else the divisors.
 
     The file does not contain the rule's numbers. The published ones are tried: 1, 4, and 8192 or the stated length.
 
-    >>> factors_as_rule([1.0, 1.0], 10000.0, 4, None, 8192)
-    {'rope_type': 'default'}
+    >>> rule_of_divisors([1.0, 4.0], 10000.0, 4, None, 8192).factor
+    4.0
     """
     turning = sum(divisor == 1 for divisor in divisors)
     if turning == len(divisors):
-        return {"rope_type": "default"}
+        return None
     if all(divisor == 1 for divisor in divisors[:turning]) and min(divisors[turning:]) >= STOPPED:
-        return {"rope_type": "proportional", "partial_rotary_factor": turning / len(divisors)}
+        return Proportional(turning / len(divisors))
     if len(divisors) == head_dim // 2:
         ladder = Ladder(theta, head_dim, tuple(range(len(divisors))), context)
         plain = ladder.inv_freq()
@@ -389,5 +379,5 @@ def factors_as_rule(
             rule = Llama3(max(divisors), 1.0, 4.0, length or 8192)
             scaled = zip(rule.inv_freq(ladder, None), plain, divisors, strict=True)
             if all(abs(got * divisor / unscaled - 1) < 2e-6 for got, unscaled, divisor in scaled):
-                return rule.to_block(ladder)
-    return _longrope(divisors, divisors, stated or context, 1.0)
+                return rule
+    return LongRoPE(tuple(divisors), tuple(divisors), stated or context, attention_factor=1.0)
