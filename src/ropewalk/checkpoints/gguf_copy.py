@@ -88,7 +88,7 @@ def _scalings(
     trained = {"rope.scaling.finetuned": rope.scaling_is_trained is True}
     with suppress(RopeError):  # transformers has no name for the rule: divisors follow
         length = rope.max_position_embeddings or context
-        sizes = {"head_dim": rope.head_dim, "interleaved": False, "max_position_embeddings": length}
+        sizes: dict[str, Any] = {"head_dim": rope.head_dim, "interleaved": False, "max_position_embeddings": length}
         named = RopeConfig.from_block(rope.to_hf(), **sizes).to_hf()
         kind, theta, keys = named["rope_type"], float(named["rope_theta"]), dict[str, Any]()
         if kind in ("linear", "yarn"):

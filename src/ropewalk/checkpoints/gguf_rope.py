@@ -333,7 +333,7 @@ def _yarn(metadata: Mapping[str, Any], factor: float, length: int, attention: fl
     row, whole = ARCHITECTURES[arch], yarn_mscale(factor, 1.0)
     usual = {"ext_factor": 1.0, "attn_factor": whole, "beta_fast": 32.0, "beta_slow": 1.0, "log_multiplier": 0.0}
     stated = {name: float(metadata.get(f"rope.scaling.yarn_{name}", value)) for name, value in usual.items()}
-    betas = {
+    betas: dict[str, Any] = {
         name: float(metadata.get(f"rope.scaling.yarn_{name}", row.yarn[name])) if name in row.yarn else usual[name]
         for name in ("beta_fast", "beta_slow")
     }
@@ -364,8 +364,8 @@ def rule_of_divisors(
 
     The file does not contain the rule's numbers. The published ones are tried: 1, 4, and 8192 or the stated length.
 
-    >>> rule_of_divisors([1.0, 4.0], 10000.0, 4, None, 8192).factor
-    4.0
+    >>> rule_of_divisors([1.0, 1e30], 10000.0, 4, None, 8192)
+    Proportional(partial_rotary_factor=0.5, factor=1.0)
     """
     turning = sum(divisor == 1 for divisor in divisors)
     if turning == len(divisors):
