@@ -10,7 +10,6 @@ from typing import Any, Literal
 from ropewalk.families import Family, family_named
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.hugging_face import NESTED, text_part
-from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.values import is_number
 
 Severity = Literal["error", "warning", "note"]
@@ -43,7 +42,7 @@ class Block:
 
     - `written`: the block's own keys. `config`: the whole text config; `outer`: the config that contains it, or {}.
       `nested`: whether it is one of several blocks, keyed by layer type.
-    - `rope`: None if RopeConfig does not support the config. `layers`: those with this rope.
+    - `rope`: None if RopeConfig does not support the config.
     """
 
     config: Mapping[str, Any]
@@ -52,7 +51,6 @@ class Block:
     layer_type: str | None = None
     nested: bool = False
     rope: RopeConfig | None = None
-    layers: Layers = dataclasses.field(default_factory=Layers)
 
     @property
     def rope_type(self) -> str:

@@ -8,11 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ropewalk.audit.audit import text_frequencies, why_no_bound
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
 from ropewalk.families import described, unread_keys
-from ropewalk.rope.frequencies import reach
-from ropewalk.rope.model_ropes import Layers, ModelRopes, attends, is_windowed, window_of_layer_type
+from ropewalk.rope.model_ropes import ModelRopes, attends, is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
@@ -29,49 +27,42 @@ def lengths(block: Block) -> Iterator[Finding]:
             "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
             "Write `original_max_position_embeddings`: the trained length before the extension.",
         )
-    elif (
-        block.rope_type in LENGTH_RULES
-        and factor is not None
-        and longest is not None
-        and original
-        and not math.isclose(factor, ratio := longest / original, rel_tol=1e-3)
-    ):
-        reached = factor * original
-        numbers = (
-            f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} "
-            f"/ {original:,.0f} = {ratio:g}."
-        )
-        if block.is_trained:
-            yield block.note(
-                "factor-vs-lengths",
-                f"{numbers} The model was trained with the written factor, and transformers uses it.",
-                "Keep it. Programs that use the ratio of the lengths compute different angles.",
-            )
-        elif factor > ratio:
-            more = f'Keep the block. To process all of them, write "max_position_embeddings": {reached:.0f}.'
-            yield block.note(
-                "factor-vs-lengths",
-                f"{numbers} transformers uses the written `factor`: the scaling reaches {reached:,.0f} tokens; vLLM "
-                f"and SGLang stop at max_position_embeddings, {longest:,.0f} tokens.",
-                "Keep it." if block.rope_type == "longrope" else more,  # its attention factor follows the lengths
-            )
-        else:
-            yield block.warning(
-                "factor-vs-lengths",
-                f"{numbers} transformers uses the written `factor` (it only warns).",
-                f"Process at most {reached:,.0f} tokens, or make the three numbers agree.",
-            )
-    inner, family = block.written.get("original_max_position_embeddings"), block.family
-    outer = block.config.get(
-        "original_max_position_embeddings", family.defaults.get("original_max_position_embeddings") if family else None
-    )
+    elif block.rope_type in LENGTH_RULES and factor is not None and longest is not None and original:
+        yield from _factor_vs_lengths(block, factor, longest, original)
+    key, family = "original_max_position_embeddings", block.family
+    inner, outer = block.written.get(key), block.config.get(key, family.defaults.get(key) if family else None)
     if not block.nested and inner is not None and outer is not None and inner != outer:
         yield block.warning(
             "original-max-overridden",
-            f"`original_max_position_embeddings` is {inner} in the rope block and {outer} outside it (or by the "
-            "class's default).",
+            f"`{key}` is {inner} in the rope block and {outer} outside it (or by the class's default).",
             "transformers uses the one outside the block: write it there, and only there.",
         )
+
+
+def _factor_vs_lengths(block: Block, factor: float, longest: float, original: float) -> Iterator[Finding]:
+    """Find a factor that is not the ratio of the lengths."""
+    code, ratio, reached = "factor-vs-lengths", longest / original, factor * original
+    numbers = (
+        f"`factor` is {factor:g}, and max_position_embeddings / original_max_position_embeddings = {longest:,.0f} / "
+        f"{original:,.0f} = {ratio:g}."
+    )
+    if math.isclose(factor, ratio, rel_tol=1e-3):
+        return
+    if block.is_trained:
+        fact = f"{numbers} The model was trained with the written factor, and transformers uses it."
+        yield block.note(code, fact, "Keep it. Programs that use the ratio of the lengths compute different angles.")
+    elif factor > ratio:
+        fact = (
+            f"{numbers} transformers uses the written `factor`: the scaling reaches {reached:,.0f} tokens; vLLM and "
+            f"SGLang stop at max_position_embeddings, {longest:,.0f} tokens."
+        )
+        more = f'Keep the block. To process all of them, write "max_position_embeddings": {reached:.0f}.'
+        # longrope's attention factor follows the lengths
+        yield block.note(code, fact, "Keep it." if block.rope_type == "longrope" else more)
+    else:
+        fact = f"{numbers} transformers uses the written `factor` (it only warns)."
+        cure = f"Process at most {reached:,.0f} tokens, or make the three numbers agree."
+        yield block.warning(code, fact, cure)
 
 
 def spelling(block: Block) -> Iterator[Finding]:
@@ -139,24 +130,6 @@ def theta(block: Block) -> Iterator[Finding]:
             f"{rope.theta:,.10g}.",
             "Write the theta that the model was trained with into the rope block.",
         )
-
-
-def theta_small(block: Block) -> Iterator[Finding]:
-    """Find a missing theta whose default is too small for the trained length, if the base bound applies."""
-    rope = block.rope
-    if rope is None or rope.trained_length is None or block.theta_is_written:
-        return
-    trained, known = rope.trained_length, rope.as_trained()
-    frequencies, _ = text_frequencies(known, trained)
-    distance = reach(frequencies, trained)
-    if distance is None or 4 * distance >= trained or why_no_bound(known, frequencies, block.layers) is not None:
-        return
-    yield block.warning(
-        "theta-small",
-        f"There is no `rope_theta`, and the class's default of {rope.theta:,.0f} is small for a trained length of "
-        f"{trained:,}: by a heuristic (Men et al. 2024) it reaches {distance:,} tokens, less than 1/4 of it.",
-        "Compare with the original config.json: the key may be lost.",
-    )
 
 
 def ignored(block: Block) -> Iterator[Finding]:
@@ -349,7 +322,7 @@ def axes_unwritten(block: Block) -> Iterator[Finding]:
 
 TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
     lengths, spelling, theta, ignored, dynamic, mscale, longrope, local_layers_scaled,
-    block_outside_text, axes_unwritten, theta_small,
+    block_outside_text, axes_unwritten,
 )  # fmt: skip
 
 
@@ -365,8 +338,7 @@ def lint(config: Mapping[str, Any], *, ropes: ModelRopes | None = None) -> list[
         label = block.layer_type if block.layer_type in known else None
         if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
             label = "full_attention" if "full_attention" in known else next(iter(known), None)
-        layers = ropes.layers_of(label) if ropes and label in known else Layers()
-        ready = dataclasses.replace(block, rope=known.get(label), layers=layers)
+        ready = dataclasses.replace(block, rope=known.get(label))
         findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))
