@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ropewalk.errors import check_kind
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import REACH_SEARCHED, inverse_frequencies, reach
+from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of, reach
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.values import MOST_TOKENS, check_whole
 
@@ -93,9 +93,8 @@ def audit(
     check_whole("audit", trained_length=trained_length, target=target)
     trained = trained_length if trained_length is not None else config.trained_length
     wanted = target if target is not None else min(4 * (trained or 8192), MOST_TOKENS)
-    scaled, factor = text_frequencies(config, wanted)
-    unscaled, _ = text_frequencies(config.unscaled(), wanted)
-    known, _ = text_frequencies(config.as_trained(), trained or wanted)
+    scaled, unscaled = (np.abs(columns_of(rope, wanted)) for rope in (config, config.unscaled()))
+    known = np.abs(columns_of(config.as_trained(), trained or wanted))
     limit = min(max(wanted, REACH_SEARCHED), 16 * REACH_SEARCHED)
     distance, layers = reach(scaled, limit), layers or Layers()
     shown = min(filter(None, (trained, layers.window)), default=None)
@@ -124,7 +123,7 @@ def audit(
         target=wanted,
         inv_freq=tuple(scaled.tolist()),
         inv_freq_unscaled=tuple(unscaled.tolist()),
-        attention_factor=factor,
+        attention_factor=attention_factor_of(config, wanted),
         wavelengths=wavelengths(scaled),
         wavelengths_unscaled=wavelengths(unscaled),
         pairs_never_turning=None if shown is None else int(np.sum((known > 0) & (known * shown < 2 * math.pi))),
@@ -148,13 +147,6 @@ def why_no_bound(config: RopeConfig, inv_freq: Array, layers: Layers) -> str | N
     if layers.window is not None:
         return f"the layers attend to at most {layers.window:,} tokens"
     return None
-
-
-def text_frequencies(config: RopeConfig, seq_len: int) -> tuple[Array, float]:
-    """Return the absolute radians per text token of each pair (all axes advance together), and the attention factor."""
-    frequencies = inverse_frequencies(config, seq_len=seq_len if config.needs_seq_len else None)
-    array: Array = frequencies.inv_freq.double().sum(0).abs().numpy()
-    return array, float(frequencies.attention_factor)
 
 
 def wavelengths(inv_freq: Array) -> tuple[float | None, ...]:
@@ -195,10 +187,10 @@ def answer(audits: Sequence[Audit], served: str | None = None) -> dict[str, str]
             lambda one: f"{one.interleaved}: pairs " + ("(2i, 2i + 1)" if one.interleaved else f"(i, i + {one.pairs})")
         ),
         "rotary_dim": each(_width),
-        "theta": each(lambda one: "its own frequencies" if one.theta is None else f"{one.theta:,.10g}"),
+        "theta": each(_theta),
         "scaling": each(_scaling),
         "attention_factor": each(lambda one: f"{one.attention_factor:.5g}: logits are multiplied by its square"),
-        "query_scale": "" if scale is None else f"1 + {scale[0]:g} ln(1 + floor(position / {scale[1]:,}))",
+        "query_scale": "" if scale is None else scale_words(scale),
         "window": each(_window),
         "trained_length": each(_trained),
         "served_length": served or "",
@@ -214,16 +206,25 @@ def summary(found: Audit) -> str:
     >>> summary(audit(RopeConfig(64, rotary_dim=32, interleaved=False, max_position_embeddings=512)))
     '16 pairs of 64 features, theta 10,000, trained length 512'
     """
-    label = f"{found.layer_type}: " if found.layer_type else ""
-    theta = "its own frequencies" if found.theta is None else f"theta {found.theta:,.10g}"
+    label, theta = f"{found.layer_type}: " if found.layer_type else "", _theta(found)
     scaling = "" if found.scaling is None else f", {_scaling(found)}"
     length = "" if found.trained_length is None else f", trained length {found.trained_length:,}"
+    theta = theta if found.theta is None else f"theta {theta}"
     return f"{label}{_rotating(found)} pairs of {found.head_dim} features, {theta}{scaling}{length}"
+
+
+def scale_words(scale: tuple[float, int]) -> str:
+    """Return the scale of queries by position as a formula."""
+    return f"1 + {scale[0]:g} ln(1 + floor(position / {scale[1]:,}))"
+
+
+def _theta(found: Audit) -> str:
+    return "its own frequencies" if found.theta is None else f"{found.theta:,.10g}"
 
 
 def _rotating(found: Audit) -> int:
     """Return the number of pairs that rotate."""
-    return sum(1 for wavelength in found.wavelengths if wavelength is not None)
+    return found.pairs - found.wavelengths.count(None)
 
 
 def _layers(audits: Sequence[Audit]) -> str:

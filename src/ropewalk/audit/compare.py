@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ropewalk.audit.audit import scale_words
 from ropewalk.audit.causes import cause_of, cause_of_factor
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
@@ -105,7 +106,7 @@ def _outside_the_rope(a: Checkpoint, b: Checkpoint) -> list[Difference]:
     lost = {side: next((each for block in own for each in axes_unwritten(block)), None) for side, own in sides.items()}
     found = []
     if scales[0] != scales[1]:
-        shown = [f"1 + {one[0]:g} ln(1 + floor(position / {one[1]:,}))" if one else "1" for one in scales]
+        shown = [scale_words(one) if one else "1" for one in scales]
         told = f"A multiplies queries by {shown[0]}, B by {shown[1]}."
         found.append(_differs("position-scale", "error", min(one[1] for one in scales if one), told))
     if None in lost.values():

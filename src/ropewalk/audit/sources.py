@@ -37,31 +37,23 @@ def findings_of(model: Checkpoint) -> list[Finding]:
     if model.arch is not None:  # llama.cpp's table knows families that no config describes; a file states lengths once
         return [one for one in found if one.code not in ("unread-settings", "original-max-overridden")]
     if model.alpha is not None and not has_weights(model.path):
-        found.append(
-            Finding(
-                code="learned-factors",
-                severity="warning",
-                message="each frequency has a learned factor exp(alpha) (LeRoPE), in the weights only; these numbers "
-                "are without factors.",
-                cure="Pass the folder with config.json and the safetensors file with `rotary_emb.alpha` or "
-                "`lerope.alpha`.",
-            )
-        )
+        fact = "each frequency has a learned factor exp(alpha) (LeRoPE), in the weights only; these numbers are "
+        cure = "Pass the folder with config.json and the safetensors file with `rotary_emb.alpha` or `lerope.alpha`."
+        found.append(Finding(code="learned-factors", severity="warning", message=f"{fact}without factors.", cure=cure))
     return [*found, *_indexer(model.config, model.alpha)]
 
 
 def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the audit as a JSON document; `audit` is the first rope's, `audits` contains all if there are several."""
-    document: dict[str, Any] = {
+    document = {
         "generator": "ropewalk",
         "model": name,
         "trained_length": audits[0].trained_length,
         "target": audits[0].target,
         "audit": audits[0],
         "lint": list(findings),
+        **({"audits": list(audits)} if len(audits) > 1 else {}),
     }
-    if len(audits) > 1:
-        document["audits"] = list(audits)
     cleaned: dict[str, Any] = finite(document)
     return cleaned
 
@@ -73,13 +65,10 @@ def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[
         return ()
     rope, offset = indexer_rope(config, alpha=alpha)
     pairing = {True: "interleaved", False: "half-split"}
-    place = "last" if offset else "first"
-    finding = Finding(
-        code="indexer",
-        severity="note",
-        message=f"the indexer of sparse attention rotates the {place} {2 * rope.pairs} of {rope.head_dim} features, "
-        f"{pairing[rope.interleaved]} (its attention: {pairing[family.interleaved]}), by the same frequencies.",
-        cure="Run `ropewalk verify` to check the pairing of both in an engine.",
-        layer_type=family.module.indexer.layer_type,
+    fact = (
+        f"the indexer of sparse attention rotates the {'last' if offset else 'first'} {2 * rope.pairs} of "
+        f"{rope.head_dim} features, {pairing[rope.interleaved]} (its attention: {pairing[family.interleaved]}), by the "
+        "same frequencies."
     )
-    return (finding,)
+    cure, label = "Run `ropewalk verify` to check the pairing of both in an engine.", family.module.indexer.layer_type
+    return (Finding(code="indexer", severity="note", message=fact, cure=cure, layer_type=label),)

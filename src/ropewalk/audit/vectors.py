@@ -25,7 +25,7 @@ from ropewalk.families.values import size
 from ropewalk.imports import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import inverse_frequencies
+from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.tables import angle_of
 
@@ -106,37 +106,31 @@ def conformance_vectors(source: str | Path) -> Vectors:
     >>> [case["kind"] for case in found.document["cases"]][:3]
     ['inv_freq', 'cos_sin', 'cos_sin']
     """
-    read = Checkpoint.open(source)
-    ropes = sorted(read.ropes.rotating.items(), key=lambda item: item[0] != "full_attention")
-    tensors: dict[str, Array] = {}
-    cases: list[dict[str, Any]] = []
-    described = []
-    for number, (label, rope) in enumerate(ropes):
-        name = (label or "rope").replace(" ", "_")  # names are words
-        made = _Cases(name, rope, tensors, cases)
-        made.add_tables()
-        made.rotate("decode", made.last, [min(made.trained, _DECODE_LENGTH) - 1])
-        if number == 0:
-            made.add_prompts()
-            made.add_images(read.config)
-        described.append({"name": name, **_describe(label, rope, read.ropes.layers_of(label))})
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": _file_name(source),
-        "source": str(read.config.get("_source", read.name)),
-        "model_type": read.config.get("model_type"),
-        "config": finite(_rope_part(read.config)),
-        "ropes": described,
-        "cases": cases,
-    }
-    return Vectors(document, tensors)
-
-
-def _file_name(source: str | Path) -> str:
-    path = Path(source)
+    read, path = Checkpoint.open(source), Path(source)
     stem = path.resolve().parent.name if path.name == "config.json" else path.name
-    return re.sub(r"[^\w.-]+", "_", re.sub(r"\.(json|gguf)$", "", stem))
+    made = Vectors(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": re.sub(r"[^\w.-]+", "_", re.sub(r"\.(json|gguf)$", "", stem)),
+            "source": str(read.config.get("_source", read.name)),
+            "model_type": read.config.get("model_type"),
+            "config": finite(_rope_part(read.config)),
+            "ropes": [],
+            "cases": [],
+        },
+        {},
+    )
+    for label, rope in sorted(read.ropes.rotating.items(), key=lambda item: item[0] != "full_attention"):
+        name = (label or "rope").replace(" ", "_")  # names are words
+        cases = _Cases(name, rope, made.tensors, made.document["cases"])
+        cases.add_tables()
+        cases.rotate("decode", cases.last, [min(cases.trained, _DECODE_LENGTH) - 1])
+        if not made.document["ropes"]:
+            cases.add_prompts()
+            cases.add_images(read.config)
+        made.document["ropes"].append({"name": name, **_describe(label, rope, read.ropes.layers_of(label))})
+    return made
 
 
 def _rope_part(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,8 +189,7 @@ class _Cases:
 
     def frequencies(self, length: int) -> tuple[Array, float]:
         """Return the frequency of each pair and the attention factor for a sequence of this length."""
-        found = inverse_frequencies(self.rope, length if self.rope.needs_seq_len else None)
-        return found.inv_freq.sum(0).numpy(), found.attention_factor
+        return np.array(columns_of(self.rope, length)), attention_factor_of(self.rope, length)
 
     def tables(self, positions: Array, length: int) -> tuple[Array, Array]:
         """Return cos and sin `[..., pairs]` at positions `[..., 1 or pairs]`."""
@@ -229,7 +222,7 @@ class _Cases:
         for ladder in self.rope.ladders:
             units[list(ladder.columns)] += np.arange(len(ladder.columns)) * 2 / ladder.dim * math.log(ladder.theta)
         if self.rope.scaling is not None and self.rope.scaling.rope_type in ("yarn", "llama3"):
-            unscaled = inverse_frequencies(self.rope.unscaled(), length).inv_freq.sum(0).numpy()
+            unscaled = np.array(columns_of(self.rope.unscaled(), length))
             ratio = np.divide(unscaled, columns, out=np.ones_like(columns), where=columns != 0)
             blended = (ratio > 1 + 1e-9) & (ratio < ratio.max() * (1 - 1e-9))
             units = units * np.where(blended, 1 + 2 * ratio, 1)
