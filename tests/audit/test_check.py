@@ -35,20 +35,21 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embed
         "short_factor": [1.0 + i / 8 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}  # fmt: skip
 
 
+def made(name: str, **more: Any) -> nn.Module:
+    """A small model of a class of transformers; a class without a causal model is built from its own config."""
+    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "vocab_size": 64}  # fmt: skip
+    auto = AutoModel if name == "qwen2_vl_text" else AutoModelForCausalLM
+    return auto.from_config(CONFIG_MAPPING[name](**sizes, **more))
+
+
 def scaled(block: dict[str, Any], longest: int = 256, model: str = "llama") -> Callable[[], nn.Module]:
     """A maker of a small model with a rope block."""
-
-    def make() -> nn.Module:
-        from transformers import AutoModelForCausalLM
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-        sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-                 "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": longest}  # fmt: skip
-        more = {"pad_token_id": 0, "original_max_position_embeddings": 64} if model == "phi3" else {"head_dim": 16}
-        config = CONFIG_MAPPING[model](**sizes, **more, rope_parameters=dict(block))
-        return AutoModelForCausalLM.from_config(config)
-
-    return make
+    more = {"pad_token_id": 0, "original_max_position_embeddings": 64} if model == "phi3" else {"head_dim": 16}
+    return lambda: made(model, max_position_embeddings=longest, **more, rope_parameters=dict(block))
 
 
 def small(name: str) -> Callable[[], nn.Module]:
@@ -57,23 +58,14 @@ def small(name: str) -> Callable[[], nn.Module]:
 
 def vision_language() -> nn.Module:
     """The text part of Qwen2-VL with M-RoPE."""
-    from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
-    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
-
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
-    config = Qwen2VLTextConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                               num_key_value_heads=2, vocab_size=64, rope_parameters=rope)  # fmt: skip
-    return Qwen2VLTextModel(config)
+    return made(
+        "qwen2_vl_text", rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    )
 
 
 def local_and_global() -> nn.Module:
     """Gemma 3 with layers of both types."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    config = Gemma3TextConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                              num_key_value_heads=2, vocab_size=64, head_dim=16,
-                              layer_types=["sliding_attention", "full_attention"])  # fmt: skip
-    return Gemma3ForCausalLM(config)
+    return made("gemma3_text", head_dim=16, layer_types=["sliding_attention", "full_attention"])
 
 
 def rotary(model: nn.Module) -> nn.Module:
@@ -285,11 +277,8 @@ def test_meta_tensors_are_a_note() -> None:
     assert check(empty)[0].code == "uninitialised"
 
 
-def test_a_model_without_rotation_is_a_warning() -> None:
-    """Nothing is never silent."""
-    assert [(found.code, found.severity) for found in check(nn.Linear(2, 2), PLAIN)] == [
-        ("no-rotary-module", "warning")
-    ]
+def test_a_module_without_a_config_needs_one() -> None:
+    """There is nothing to compare with."""
     with pytest.raises(RopeError, match="has no config"):
         check(nn.Linear(2, 2))
 
@@ -386,31 +375,44 @@ def test_modules_of_other_packages(make: Callable[..., nn.Module], rope: RopeCon
     assert {found.code for found in check(empty, rope)} == {"uninitialised"}
 
 
-def test_pairing_of_tables_and_flags() -> None:
-    """Tables for neighbouring features under a half-split rope are an error, the reverse is a warning."""
-    x = angles(PLAIN).repeat_interleave(2, dim=-1)
-    repeated = with_buffers(cos_cached=x.cos(), sin_cached=x.sin())
-    assert [(found.code, found.severity) for found in check(repeated, PLAIN)] == [("pairing", "error")]
-    assert check(repeated, NEIGHBOURS) == ()
-    assert [(found.code, found.severity) for found in check(old(PLAIN), NEIGHBOURS)] == [("pairing", "warning")]
-    module = vllm(PLAIN)
-    module.is_neox_style = False
-    assert "is_neox_style: is False, expected True" in check(module, PLAIN)[0].message
+def repeated(rope: RopeConfig) -> nn.Module:
+    """Tables for neighbouring features."""
+    x = angles(rope).repeat_interleave(2, dim=-1)
+    return with_buffers(cos_cached=x.cos(), sin_cached=x.sin())
 
 
-def test_a_table_that_grows_is_a_note() -> None:
-    """Old classes of transformers lengthen their tables when a sequence needs it."""
-    module = old(PLAIN, 32)
-    module._set_cos_sin_cache = None
-    assert [(found.code, found.severity) for found in check(module, PLAIN)] == [("short-table", "note")]
+def having(module: nn.Module, **attributes: Any) -> nn.Module:
+    vars(module).update(attributes)
+    return module
 
 
-def test_a_table_of_one_length_is_a_note() -> None:
-    """Dynamic NTK in a table is fixed at one length, as vLLM does it."""
-    rope = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=DynamicNTK(4.0))
-    (found,) = check(vllm(rope, 256), rope)
-    assert (found.code, found.severity) == ("one-length", "note")
-    assert "256 tokens at every length" in found.message
+DYNAMIC_TABLE = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=DynamicNTK(4.0))
+YARN_TABLE = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=YaRN(4.0, 16))
+
+
+@pytest.mark.parametrize(
+    ("make", "rope", "expected"),
+    [
+        (lambda: repeated(PLAIN), PLAIN, ("pairing", "error", "repeats each number")),
+        (lambda: repeated(PLAIN), NEIGHBOURS, None),
+        (lambda: old(PLAIN), NEIGHBOURS, ("pairing", "warning", "is doubled for features (i, i + 8)")),
+        (lambda: having(vllm(PLAIN), is_neox_style=False), PLAIN,
+         ("pairing", "error", "is_neox_style: is False, expected True")),
+        (lambda: having(old(PLAIN, 32), _set_cos_sin_cache=None), PLAIN,  # old classes of transformers lengthen it
+         ("short-table", "note", "the module extends it for longer sequences")),
+        (lambda: vllm(DYNAMIC_TABLE, 256), DYNAMIC_TABLE, ("one-length", "note", "256 tokens at every length")),
+        (lambda: vllm(YARN_TABLE), YARN_TABLE,
+         ("attention-factor", "error", "1, expected 1.13863: yarn without its attention factor")),
+        (lambda: nn.Linear(2, 2), PLAIN, ("no-rotary-module", "warning", "so nothing was checked")),
+    ],
+)  # fmt: skip
+def test_other_modules_have_one_finding(
+    make: Callable[[], nn.Module], rope: RopeConfig, expected: tuple[str, str, str] | None
+) -> None:
+    """Its code, severity and words; a module without rotation is never silent."""
+    found = check(make(), rope)
+    assert [(one.code, one.severity) for one in found] == ([expected[:2]] if expected else [])
+    assert all(expected is not None and expected[2] in one.message for one in found)
 
 
 @pytest.mark.parametrize(
@@ -437,14 +439,6 @@ def test_modules_without_layer_types_have_one_of_the_ropes() -> None:
 
 def frequencies_only(rope: RopeConfig) -> nn.Module:
     return with_buffers(inv_freq=inverse_frequencies(rope).inv_freq[0].float())
-
-
-def test_the_attention_factor_of_a_table() -> None:
-    """YaRN's factor is measured on the table itself."""
-    rope = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=YaRN(4.0, 16))
-    (found,) = check(vllm(rope), rope)
-    assert found.code == "attention-factor"
-    assert "1, expected 1.13863: yarn without its attention factor" in found.message
 
 
 # --- no false finding

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ropewalk.audit.audit import ranges
 from ropewalk.audit.compare import Difference, compare
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import save
@@ -139,7 +140,7 @@ def test_layers_are_grouped(tmp_path: Path) -> None:
     gemma = {**fixture("gemma_3_1b"), **types}
     one = opened(tmp_path, gemma, "a.json")
     found = compare(one, opened(tmp_path, {**gemma, "rope_local_base_freq": 1e6}))
-    assert [(each.code, each.layer_type) for each in found] == [("frequencies", "layer 0, 1, 2, 3, 4, 6, 7, 8, 9, 10")]
+    assert [(each.code, each.layer_type) for each in found] == [("frequencies", "layers 0-4, 6-10")]
     found = compare(one, opened(tmp_path, {**gemma, "layer_types": [*types["layer_types"][:-1], "sliding_attention"]}))
     assert [(each.code, each.layer_type) for each in found] == [("frequencies", "layer 11"), ("window", "layer 11")]
     assert [each.tokens for each in found][1] == 512
@@ -157,7 +158,7 @@ def test_layers_without_rotation(tmp_path: Path) -> None:
     flags = fixture("smollm3_3b")["no_rope_layers"]
     found = changed(tmp_path, "smollm3_3b", no_rope_layers=[1] * len(flags))
     assert brief(found) == [("layers", "error", 1)]
-    assert found[0].layer_type == "layer " + ", ".join(str(n) for n, rotates in enumerate(flags) if not rotates)
+    assert found[0].layer_type == f"layers {ranges([n for n, rotates in enumerate(flags) if not rotates])}"
     assert found[0].message.endswith("they rotate only in B.")
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
-from ropewalk.audit.audit import scale_words
+from ropewalk.audit.audit import ranges, scale_words
 from ropewalk.audit.causes import cause_of, cause_of_factor
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
@@ -61,16 +62,6 @@ def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Diff
         ropes = [main_rope(each.ropes.ropes) for each in (a, b)]
         found = _compare_layer((ropes[0], None), (ropes[1], None))
         return [replace(each, cure=_DRAFTER) for each in found if each.code not in ("width", "axes")]
-    own, others = _each_layer(a.ropes), _each_layer(b.ropes)
-    layers = [(f"layer {n}", one, other) for n, (one, other) in enumerate(zip(own, others, strict=False))]
-    if not own or len(own) != len(others):
-        types = [[*each.ropes.rotating] for each in (a, b)]
-        labels = [label for label in types[0] + types[1] if label or max(map(len, types)) == 1]
-        pairs = [(label, a.ropes.of_type(label), b.ropes.of_type(label)) for label in dict.fromkeys(labels)]
-        layers = [(label or "other layers", one, other) for label, one, other in pairs]
-    groups: dict[tuple[Layer, Layer], list[str]] = {}
-    for name, one, other in layers:
-        groups.setdefault((one, other), []).append(name)
     if not (a.ropes.rotating and b.ropes.rotating):
         only, still = ("A", "B") if a.ropes.rotating else ("B", "A")
         cure = "If B is a copy of A, one of the configs lost the rotation, or names another class."
@@ -78,19 +69,31 @@ def compare(a: Checkpoint, b: Checkpoint, *, drafter: bool = False) -> list[Diff
         return [_differs("layers", "error", 1, told, cure)] if a.ropes.rotating or b.ropes.rotating else []
     copies = _are_copies(a, b)
     found = _pairing(a, b, _order_of_rows(a, b)) if copies else []
-    for (one, other), names in groups.items():
-        where = None if len(groups) == 1 else ", ".join(names).replace(", layer ", ", ")
-        found += [replace(each, layer_type=where) for each in _compare_layer(one, other)]
+    groups = _groups(a.ropes, b.ropes)
+    for (one, other), where in groups.items():
+        found += [replace(each, layer_type=where if len(groups) > 1 else None) for each in _compare_layer(one, other)]
     found += _outside_the_rope(a, b)
     if not copies:  # a model that is no copy has a width of its own
         found = [replace(each, cure=_FIT, severity="note" if each.code == "width" else each.severity) for each in found]
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), each.tokens or math.inf))
 
 
-def _each_layer(ropes: ModelRopes) -> list[Layer]:
-    """Return the rope and the window of each layer; [] if the config does not state them."""
-    each = zip(ropes.ropes, ropes.sliding_windows, strict=True)
-    return [(rope, window if rope else None) for rope, window in each] if ropes.numbered else []
+def _groups(a: ModelRopes, b: ModelRopes) -> dict[tuple[Layer, Layer], str]:
+    """Return the different pairs of layers, with the numbers of the layers, or their types if a config states none."""
+    own, others = (
+        [(rope, window if rope else None) for rope, window in zip(each.ropes, each.sliding_windows, strict=True)]
+        for each in (a, b)
+    )
+    groups: dict[tuple[Layer, Layer], list[Any]] = {}
+    if a.numbered and b.numbered and own and len(own) == len(others):
+        for number, pair in enumerate(zip(own, others, strict=True)):
+            groups.setdefault(pair, []).append(number)
+        return {pair: f"layer{'s' * (len(found) > 1)} {ranges(found)}" for pair, found in groups.items()}
+    types = [[*each.rotating] for each in (a, b)]
+    for label in dict.fromkeys(types[0] + types[1]):
+        if label or max(map(len, types)) == 1:
+            groups.setdefault((a.of_type(label), b.of_type(label)), []).append(label or "other layers")
+    return {pair: ", ".join(found) for pair, found in groups.items()}
 
 
 def _are_copies(a: Checkpoint, b: Checkpoint) -> bool:
