@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ FLOAT32 = "Keep inv_freq in float32."
 THETA = "Give the program `rope_theta` of the config."
 WIDTH = "Rotate the number of features given by the config's partial factor."
 LAYERS = "Give each type of layers the rope of its own block."
+STILL = "Give the program the list of the layers that rotate."
 NUMBERS = "Keep the positions of a chunk those of the whole text."
 LENGTH = "Use the frequencies of each text's own length."
 
@@ -75,14 +78,14 @@ class Hypothesis:
             )
         return self._at[length]
 
+    @cached_property
+    def _at(self) -> dict[int, tuple[object, ...]]:
+        return {}
+
     @property
     def by_frequencies(self) -> bool:
         """Return whether it changes only frequencies, whose effect grows with the prompt."""
         return not any(self.positions.extensions)
-
-    @cached_property
-    def _at(self) -> dict[int, tuple[object, ...]]:
-        return {}
 
     @property
     def borders(self) -> set[int]:
@@ -91,6 +94,20 @@ class Hypothesis:
         for rope in self.positions.present_ropes:
             lengths |= {rope.original_length or 0, rope.switch_length or 0, rope.max_position_embeddings or 0}
         return lengths - {0}
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Return what equal hypotheses share: the values on both sides of each border, if any changes them."""
+        ends = self.at(2), self.at(HORIZON)
+        borders = sorted({2, HORIZON, *(border + 1 for border in self.borders)})
+        return *ends, tuple(borders) if ends[0] != ends[1] else ()
+
+
+@lru_cache(4096)
+def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
+    """Return a rope's pairing, frequencies and attention factor at a length, to ten digits."""
+    columns = tuple(float(f"{column:.9e}") for column in columns_of(rope, length))
+    return rope.interleaved, columns, float(f"{attention_factor_of(rope, length):.9e}")
 
 
 @dataclass(frozen=True)
@@ -133,10 +150,7 @@ def _wrong_theta(own: Collection[float], unscaled: bool) -> Numbered:
 
 
 def _wrong_factor(rule: str, factor: float) -> Numbered:
-    def change(rope: RopeConfig, number: float) -> RopeConfig:
-        return _with_rule(rope, lambda rope, rule: replace(rule, factor=number))
-
-    return Numbered(f"{rule} with factor {{:g}}", change, f"{factor:g}")
+    return Numbered(f"{rule} with factor {{:g}}", lambda rope, n: _with_rule(rope, _with(factor=n)), f"{factor:g}")
 
 
 def _times_all(rope: RopeConfig, number: float) -> RopeConfig:
@@ -144,63 +158,38 @@ def _times_all(rope: RopeConfig, number: float) -> RopeConfig:
     return given(rope, [number * column for column in columns_of(rope, 1)])
 
 
-@lru_cache(4096)
-def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
-    """Return a rope's pairing, frequencies and attention factor at a length, to ten digits."""
-    return (
-        rope.interleaved,
-        tuple(float(f"{column:.9e}") for column in columns_of(rope, length)),
-        float(f"{attention_factor_of(rope, length):.9e}"),
-    )
-
-
 def hypotheses(expected: ModelRopes, *, trained: int) -> list[Hypothesis]:
     """Return the different hypotheses to compare an engine's answers with, the expected one first.
 
     `expected`: the positions the engine should apply. `trained`: the trained length in tokens.
     """
-    extended = any(extension is not None for extension in expected.extensions)  # it may act from the first token on
-    first = Hypothesis("as expected", expected, 0 if extended else trained)
-    different = {_key(first): first}
-    for hypothesis in _all(expected, trained):
-        same = different.setdefault(_key(hypothesis), hypothesis)
-        if same is hypothesis or same is first:
-            continue
-        name = f"{same.name}, which is {hypothesis.name}" if same.twice else same.name  # 2 x 2 is 4
-        different[_key(same)] = replace(same, name=name, small=same.small or hypothesis.small, twice=False)
-    return list(different.values())
-
-
-def _key(hypothesis: Hypothesis) -> tuple[object, ...]:
-    """Return a key that equal hypotheses share."""
-    lengths = sorted({2, HORIZON, *(border + 1 for border in hypothesis.borders)})
-    # the values on both sides of a border distinguish a rule that changes only there from a constant one
-    return (
-        hypothesis.at(2),
-        hypothesis.at(HORIZON),
-        tuple(lengths) if hypothesis.at(2) != hypothesis.at(HORIZON) else (),
-    )
-
-
-def _all(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
-    """Yield every hypothesis except the expected one; some may be the same."""
     bare = replace(expected, extensions=(None,) * expected.num_layers)
-    yield from faults_of_scaling(bare)
-    yield from methods(bare, trained)
-    yield from other_faults(bare)
-    yield Hypothesis("no rotation", replace(bare, ropes=(None,) * bare.num_layers))
-    yield from _positions(expected, trained)
-    unchanged = 0 if expected != bare else trained
-    yield rounded(expected, torch.bfloat16, unchanged)
+    unchanged = trained if expected == bare else 0  # an extension may act from the first token on
+    first = Hypothesis("as expected", expected, unchanged)
+    different = {first.key: first}
+    for one in chain(
+        faults_of_scaling(bare),
+        methods(bare, trained),
+        other_faults(bare),
+        [Hypothesis("no rotation", replace(bare, ropes=(None,) * bare.num_layers))],
+        _positions(expected, trained),
+        [rounded(expected, torch.bfloat16, unchanged)],
+    ):
+        same = different.setdefault(one.key, one)
+        if same is not one and same is not first:
+            name = f"{same.name}, which is {one.name}" if same.twice else same.name  # 2 x 2 is 4
+            different[one.key] = replace(same, name=name, small=same.small or one.small, twice=False)
+    return list(different.values())
 
 
 def other_faults(expected: ModelRopes) -> Iterator[Hypothesis]:
     """Yield faults of the width, of the layers, of theta and of the pairing; some may change nothing."""
     yield from _widths(expected)
     yield from _layers(expected)
-    yield from _still_layers(expected)
+    own = {rope.theta for rope in expected.present_ropes if rope.inv_freq is None}
+    thetas = sorted({*THETAS, *(theta * x for theta in own for x in TIMES)} - own) if own else []
     for unscaled in (False, True):
-        yield from _thetas(expected, unscaled)
+        yield from (_wrong_theta(own, unscaled).at(expected, theta) for theta in thetas if theta > 1.0)
         positions = expected.mapped(RopeConfig.unscaled) if unscaled else expected
         # interleaved pairs lie inside their axis's features anyway
         swapped = positions.mapped(lambda rope: replace(rope, interleaved=not rope.interleaved, axis_blocks=False))
@@ -208,62 +197,63 @@ def other_faults(expected: ModelRopes) -> Iterator[Hypothesis]:
         yield Hypothesis(name, swapped, cure="Convert the weights for this pairing.")
 
 
+# --- scaling
+
+Change = Callable[[RopeConfig, Any], Scaling]
+"""From a rope and its rule to a faulty rule; raises if this rule has no such field, or no such number is valid."""
+
+
 def faults_of_scaling(expected: ModelRopes) -> Iterator[Hypothesis]:
     """Yield faults of a scaling: not applied, twice, on some layers, by another formula, from another length."""
-    yield Hypothesis("no scaling", expected.mapped(RopeConfig.unscaled))
+    bare = expected.mapped(RopeConfig.unscaled)
+    yield Hypothesis("no scaling", bare)
     scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
     if not scaled:
         return
-    rope, scaling = scaled[0], scaled[0].scaling
-    assert scaling is not None
-    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
-        positions = expected.mapped(partial(_with_rule, change=partial(_attention, power=power)))
-        yield Hypothesis(f"{scaling.rope_type} {name}", positions, cure=FACTOR)
-    factor = getattr(scaling, "factor", None)
-    if isinstance(factor, int | float):
-        near = (factor * times for times in NEAR)
-        yield from (_wrong_factor(scaling.rope_type, factor).at(expected, number) for number in near if number > 1.0)
-    for name, change, more in _rules(rope, scaling.rope_type):
+    rope, rule = scaled[0], scaled[0].scaling
+    assert rule is not None
+    for name, change, more in _wrong_rules(rope, rule):
         positions = expected.mapped(partial(_with_rule, change=change))
         if positions != expected:
             yield Hypothesis(name, positions, **more)
     for name, power in (("without mscale in the softmax", -1), ("with mscale twice in the softmax", 1)):
         extensions = tuple(_softmax_mscale(rope, power) for rope in expected.ropes)
         if any(extensions):
-            yield Hypothesis(f"{scaling.rope_type} {name}", replace(expected, extensions=extensions))
-    yield from _some_layers(expected)
+            yield Hypothesis(f"{rule.rope_type} {name}", replace(expected, extensions=extensions))
+    if len({rope.scaling for rope in scaled}) == 1:
+        yield from _some_layers(expected, bare, scaled)
     # dynamic NTK: its frequencies change with every further token
-    if scaling.needs_seq_len and scaling.switch_length is None and rope.original_length:
-        for times in (1.5, *FACTORS):
-            yield fixed_at(expected, int(times * rope.original_length))
-    if isinstance(factor, float) and getattr(scaling, TRAINED_KEY, None):
+    if rule.needs_seq_len and rule.switch_length is None and rope.original_length:
+        yield from (fixed_at(expected, int(times * rope.original_length)) for times in (1.5, *FACTORS))
+    if isinstance(getattr(rule, "factor", None), float) and getattr(rule, TRAINED_KEY, None):
         by_request = expected.mapped(partial(_with_rule, change=lambda rope, rule: ByRequest(rule)))
         yield Hypothesis("a factor for each request", by_request, cure="Use one factor for all texts.")
 
 
-_TWICE, _RAMP = {"twice": True}, {"small": True}
-Change = Callable[[RopeConfig, Any], Scaling]
-"""From a rope and its rule to a faulty rule; raises if this rule has no such field, or no such number is valid."""
-
-
-def _rules(rope: RopeConfig, rule: str) -> Iterator[tuple[str, Change, dict[str, Any]]]:
+def _wrong_rules(rope: RopeConfig, right: Scaling) -> Iterator[tuple[str, Change, dict[str, Any]]]:
     """Yield the name of each fault of a rule, the change that makes it, and more fields of its hypothesis."""
-    yield "scaling twice", lambda rope, rule: Stacked(rule.written_out(rope.max_position_embeddings), rule), _TWICE
+    rule, factor, ramp = right.rope_type, getattr(right, "factor", None), {"small": True}
+    for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
+        yield f"{rule} {name}", partial(_attention, power=power), {"cure": FACTOR}
+    for times in NEAR if isinstance(factor, int | float) else ():
+        if factor * times > 1.0:
+            yield f"{rule} with factor {factor * times:g}", _with(factor=factor * times), {"right": f"{factor:g}"}
+    yield "scaling twice", _twice, {"twice": True}
     for ignored in (("attention_factor",), ("mscale", "mscale_all_dim")):
-        if getattr(rope.scaling, ignored[0], None) is not None:
+        if getattr(right, ignored[0], None) is not None:
             yield f"{rule}, {ignored[0]} ignored", _with(**dict.fromkeys(ignored)), {}
-    for length, times in () if hasattr(rope.scaling, "long_factor") else _lengths(rope):
-        right = {"right": str(rope.original_length)}
-        yield f"{rule} with {TRAINED_KEY} {length}", partial(_times, field=TRAINED_KEY, times=times), right
+    for length, times in () if hasattr(right, "long_factor") else _lengths(rope):
+        own = {"right": str(rope.original_length)}
+        yield f"{rule} with {TRAINED_KEY} {length}", partial(_times, field=TRAINED_KEY, times=times), own
     yield f"{rule} by the paper's formula", _with(variant="paper"), {}
     yield "the short factors at every length", lambda rope, rule: replace(rule, long_factor=rule.short_factor), {}
     yield "the long factors at every length", lambda rope, rule: replace(rule, short_factor=rule.long_factor), {}
-    yield f"{rule} with default betas", _with(beta_fast=32.0, beta_slow=1.0), _RAMP  # llama.cpp's, for most files
+    yield f"{rule} with default betas", _with(beta_fast=32.0, beta_slow=1.0), ramp  # llama.cpp's, for most files
     for field in ("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"):
         for times in (0.5, 2.0):
-            yield f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times), _RAMP
+            yield f"{rule} with {field} times {times:g}", partial(_times, field=field, times=times), ramp
     for truncate, word in ((False, "without"), (True, "with")):
-        yield f"{rule} {word} rounded bounds", _with(truncate=truncate), _RAMP
+        yield f"{rule} {word} rounded bounds", _with(truncate=truncate), ramp
 
 
 def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
@@ -276,6 +266,10 @@ def _with_rule(rope: RopeConfig, change: Change) -> RopeConfig:
 
 def _with(**fields: object) -> Change:
     return lambda rope, rule: replace(rule, **fields)
+
+
+def _twice(rope: RopeConfig, rule: Any) -> Any:
+    return Stacked(rule.written_out(rope.max_position_embeddings), rule)
 
 
 def _times(rope: RopeConfig, rule: Any, field: str, times: float) -> Any:
@@ -326,7 +320,7 @@ def rounded(expected: ModelRopes, dtype: torch.dtype, unchanged_below: int = 0) 
     """Return inverse frequencies after a cast of the whole model to `dtype`."""
 
     def change(rope: RopeConfig) -> RopeConfig:
-        if rope.needs_seq_len or attention_factor_of(rope, 2) != 1.0:
+        if not _is_constant(rope):
             return rope
         columns = torch.tensor(columns_of(rope, 2), dtype=torch.float32, device="cpu")
         return given(rope, columns.to(dtype).double().tolist())
@@ -335,45 +329,41 @@ def rounded(expected: ModelRopes, dtype: torch.dtype, unchanged_below: int = 0) 
     return Hypothesis(name, expected.mapped(change), unchanged_below, minor=True, small=True, cure=FLOAT32)
 
 
-def _some_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
-    """Yield scaling on full layers only, on sliding layers only, and on all, if a model has both."""
-    sliding = [window is not None for window in expected.sliding_windows]
-    scaled = [rope for rope in expected.present_ropes if rope.scaling is not None and rope.unscaled() != rope]
-    rules = {rope.scaling for rope in scaled}
-    if len(set(sliding)) < 2 or len(rules) != 1:
+def _is_constant(rope: RopeConfig) -> bool:
+    """Return whether `given` can give the frequencies of the rope."""
+    return not rope.needs_seq_len and attention_factor_of(rope, 2) == 1.0
+
+
+# --- layers
+
+
+def _mixed(of_sliding: ModelRopes, of_full: ModelRopes) -> ModelRopes:
+    """Return the second, with the first's ropes in layers with a window."""
+    layers = zip(of_sliding.ropes, of_full.ropes, of_full.sliding_windows, strict=True)
+    return replace(of_full, ropes=tuple(full if window is None else own for own, full, window in layers))
+
+
+def _some_layers(expected: ModelRopes, bare: ModelRopes, scaled: Sequence[RopeConfig]) -> Iterator[Hypothesis]:
+    """Yield the only scaling on full layers, on sliding layers, and on all, if a model has both."""
+    windows = expected.sliding_windows
+    if None not in windows or not any(windows):
         return
-    kinds = {"full layers only": {False}, "sliding layers only": {True}, "all layers": {False, True}}
-    for name, on in kinds.items():
-        on_all = expected.mapped(lambda rope: replace(rope, scaling=next(iter(rules)))).ropes
-        each = zip(on_all, expected.mapped(RopeConfig.unscaled).ropes, sliding, strict=True)
-        ropes = tuple(one if kind in on else other for one, other, kind in each)
-        yield Hypothesis(f"scaling on {name}", replace(expected, ropes=ropes))
-    if any(rope in scaled for rope, window in zip(expected.ropes, sliding, strict=True) if window):
+    every = expected.mapped(lambda rope: replace(rope, scaling=scaled[0].scaling))
+    yield Hypothesis("scaling on full layers only", _mixed(bare, every))
+    yield Hypothesis("scaling on sliding layers only", _mixed(every, bare))
+    yield Hypothesis("scaling on all layers", every)
+    if any(rope in scaled for rope, window in zip(expected.ropes, windows, strict=True) if window):
         return
     # llama.cpp multiplies by a file's attn_factor in every layer, and by YaRN's own factor only where it scales
     applied = attention_factor_of(scaled[0], HORIZON)
     usual = yarn_mscale(getattr(scaled[0].scaling, "factor", None) or 1.0, 1.0)
     for factor in (applied, applied / usual):
-        ropes = tuple(
-            replace(rope, scaling=YaRN(1.0, rope.max_position_embeddings or HORIZON, attention_factor=factor))
-            if rope is not None and window
-            else rope
-            for rope, window in zip(expected.ropes, sliding, strict=True)
-        )
-        yield Hypothesis(f"attention factor {factor:.3g} on sliding layers, too", replace(expected, ropes=ropes))
+        of_sliding = expected.mapped(partial(_multiplied, factor=factor))
+        yield Hypothesis(f"attention factor {factor:.3g} on sliding layers, too", _mixed(of_sliding, expected))
 
 
-def _still_layers(expected: ModelRopes) -> Iterator[Hypothesis]:
-    """Yield flags of layers without rotation that are ignored or inverted, if the model has such layers."""
-    labels = expected.labels or (None,) * expected.num_layers
-    still = [rope is None and attends(label) for rope, label in zip(expected.ropes, labels, strict=True)]
-    if any(still) and expected.present_ropes:
-        cure = "Give the program the list of the layers that rotate."
-        rope, own = expected.present_ropes[0], zip(expected.ropes, still, strict=True)
-        every = tuple(rope if flag else one for one, flag in own)
-        yield Hypothesis("rotation on all layers", replace(expected, ropes=every), cure=cure)
-        others = tuple(rope if flag else None for flag in still)
-        yield Hypothesis("rotation on the other layers only", replace(expected, ropes=others), cure=cure)
+def _multiplied(rope: RopeConfig, factor: float) -> RopeConfig:
+    return replace(rope, scaling=YaRN(1.0, rope.max_position_embeddings or HORIZON, attention_factor=factor))
 
 
 def _widths(expected: ModelRopes) -> Iterator[Hypothesis]:
@@ -382,63 +372,63 @@ def _widths(expected: ModelRopes) -> Iterator[Hypothesis]:
         return
 
     def whole(rope: RopeConfig) -> RopeConfig:
-        if rope.rotary_dim == rope.head_dim or rope.axes is not None or rope.inv_freq is not None:
-            return rope
-        return replace(rope, rotary_dim=None)
+        return replace(rope, rotary_dim=None) if rope.axes is None and rope.inv_freq is None else rope
 
     def exponents(rope: RopeConfig) -> RopeConfig:
         if rope.rotary_dim == rope.head_dim or rope.inv_freq is not None:
             return rope
         wide = replace(rope, rotary_dim=None, axes=None)
-        if wide.needs_seq_len or attention_factor_of(wide, 2) != 1.0:
-            return rope
-        return given(rope, columns_of(wide, 2)[: rope.pairs])
+        return given(rope, columns_of(wide, 2)[: rope.pairs]) if _is_constant(wide) else rope
 
     for name, change in (("theta's exponents over the whole head", exponents), ("partial factor ignored", whole)):
-        try:
+        with suppress(RopeError):
             yield Hypothesis(name, expected.mapped(change), cure=WIDTH)
-        except RopeError:
-            continue
 
 
 def _layers(expected: ModelRopes) -> Iterator[Hypothesis]:
-    """Yield the ropes of full and sliding layers exchanged, or one of them on all layers, if they differ."""
-    kinds: dict[bool, set[RopeConfig | None]] = {True: set(), False: set()}
-    for rope, window in zip(expected.ropes, expected.sliding_windows, strict=True):
-        kinds[window is not None].add(rope)
-    if len(kinds[True]) != 1 or len(kinds[False]) != 1 or kinds[True] == kinds[False]:
+    """Yield ropes on the wrong layers: of another type, or where none rotates."""
+    windows, ropes = expected.sliding_windows, expected.ropes
+    kinds = [{rope for rope, window in zip(ropes, windows, strict=True) if (window is None) == full} for full in (0, 1)]
+    if [len(kind) for kind in kinds] == [1, 1] and kinds[0] != kinds[1]:
+        (sliding,), (full,) = kinds
+        for name, of_sliding, of_full in (
+            ("the full layers' rope on all layers", full, full),
+            ("the sliding layers' rope on all layers", sliding, sliding),
+            ("the ropes of full and sliding layers exchanged", full, sliding),
+        ):
+            wrong = tuple(of_full if window is None else of_sliding for window in windows)
+            yield Hypothesis(name, replace(expected, ropes=wrong), cure=LAYERS)
+    else:
         for label, other in [] if expected.numbered else expected.by_type.items():
             yield Hypothesis(f"the rope of {label} layers on all layers", expected.with_rope(other), cure=LAYERS)
-        return
-    (sliding,), (full,) = kinds[True], kinds[False]
-    for name, of_sliding, of_full in (
-        ("the full layers' rope on all layers", full, full),
-        ("the sliding layers' rope on all layers", sliding, sliding),
-        ("the ropes of full and sliding layers exchanged", full, sliding),
-    ):
-        ropes = tuple(of_full if window is None else of_sliding for window in expected.sliding_windows)
-        yield Hypothesis(name, replace(expected, ropes=ropes), cure=LAYERS)
+    labels = expected.labels or (None,) * expected.num_layers
+    still = [rope is None and attends(label) for rope, label in zip(ropes, labels, strict=True)]
+    if any(still) and expected.present_ropes:
+        rope = expected.present_ropes[0]
+        every = tuple(rope if flag else own for own, flag in zip(ropes, still, strict=True))
+        yield Hypothesis("rotation on all layers", replace(expected, ropes=every), cure=STILL)
+        others = tuple(rope if flag else None for flag in still)
+        yield Hypothesis("rotation on the other layers only", replace(expected, ropes=others), cure=STILL)
+
+
+# --- methods, and positions
 
 
 def methods(expected: ModelRopes, trained: int, without: str = "") -> Iterator[Hypothesis]:
     """Yield every method but one at every factor, from the trained lengths."""
-    own = [rope.scaled_length / rope.original_length for rope in expected.present_ropes
-           if rope.scaling is not None and rope.scaled_length and rope.original_length]  # fmt: skip
-    factors = sorted({factor for factor in (*FACTORS, *(f * x for f in own for x in (0.5, 1.0, 2.0))) if factor > 1.0})
-    lengths = sorted({trained, *(rope.original_length or trained for rope in expected.present_ropes)})
-    for method in METHODS.values():
-        if not method.extends or method.on_request or method.name == without:  # no engine applies those on request
-            continue
-        for length in lengths:
-            for factor in factors:
-                reach = Reach(length, math.ceil(length * factor))
-                try:
-                    positions = method.positions(expected, reach)
-                except RopeError:
-                    continue  # the method does not support this rope
-                where = "" if len(lengths) == 1 else f" from {length}"
-                name = f"{method.name} {factor:g}{where}{_known_as(method.name, positions)}"
-                yield Hypothesis(name, positions, method.equal_below(reach))
+    scaled = {(rope.original_length, rope.scaled_length) for rope in expected.present_ropes if rope.scaling is not None}
+    own = [after / before * times for before, after in scaled if before and after for times in (0.5, 1.0, 2.0)]
+    factors = sorted({factor for factor in (*FACTORS, *own) if factor > 1.0})
+    origins = sorted({trained, *(rope.original_length or trained for rope in expected.present_ropes)})
+    # no engine applies those on request
+    extending = [m for m in METHODS.values() if m.extends and not m.on_request and m.name != without]
+    for method, length, factor in product(extending, origins, factors):
+        with suppress(RopeError):  # the method does not support this rope
+            reach = Reach(length, math.ceil(length * factor))
+            positions = method.positions(expected, reach)
+            where = "" if len(origins) == 1 else f" from {length}"
+            name = f"{method.name} {factor:g}{where}{_known_as(method.name, positions)}"
+            yield Hypothesis(name, positions, method.equal_below(reach))
 
 
 def _known_as(method: str, positions: ModelRopes) -> str:
@@ -451,18 +441,11 @@ def _known_as(method: str, positions: ModelRopes) -> str:
     return f" ({rule.rope_type})" if rule and method == "pi" else ""
 
 
-def _thetas(expected: ModelRopes, unscaled: bool) -> Iterator[Hypothesis]:
-    """Yield other values of theta: the usual ones, and some near each rope's own, a tenth and ten times of it."""
-    own = {rope.theta for rope in expected.present_ropes if rope.inv_freq is None}
-    thetas = {*THETAS, *(theta * x for theta in own for x in TIMES)} - own
-    yield from (_wrong_theta(own, unscaled).at(expected, theta) for theta in sorted(thetas) if own and theta > 1.0)
-
-
 def _positions(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
     """Yield positions that stop, restart or are off by one after a length, and rounded ones."""
-    known = {rope.original_length for rope in expected.present_ropes} | {trained}
-    known |= {rope.scaled_length for rope in expected.present_ropes}
-    for length in sorted({*CHUNKS, *(length for length in known if length)}):
+    known = {*CHUNKS, trained}
+    known |= {length for rope in expected.present_ropes for length in (rope.original_length, rope.scaled_length)}
+    for length in sorted(filter(None, known)):
         yield from _faulty(
             expected,
             (f"held at {length}", FaultyPositions("held", length)),

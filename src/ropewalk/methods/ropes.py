@@ -110,8 +110,7 @@ def settled(positions: ModelRopes, with_scaling: bool, source: str) -> ModelRope
 def why_no_effect(own: ModelRopes, changed: ModelRopes, length: int) -> str | None:
     """Return why a method changes no layer up to this length in tokens, as a clause; None if it changes one."""
     pairs = {(before.as_trained(), after) for before, after in zip(own.ropes, changed.ropes, strict=True) if before}
-    same = all(after is not None and same_rope(before, after, (1, length)) for before, after in pairs)
-    if any(changed.extensions) or not same:
+    if any(changed.extensions) or not all(after and same_rope(one, after, (1, length)) for one, after in pairs):
         return None
     hidden = "every layer that rotates has a window within the trained length, or these frequencies already"
     return f"{hidden}, so that it changes none"
@@ -120,18 +119,16 @@ def why_no_effect(own: ModelRopes, changed: ModelRopes, length: int) -> str | No
 def settled_by_length(positions: ModelRopes, length: int | None) -> ModelRopes:
     """Return the same positions; a stated trained length settles an unknown scaling if it changes that length."""
     rope = unsettled(positions)
-    if rope is None or length is None or rope.original_length is None or rope.scaled_length is None:
+    before, after = (None, None) if rope is None else (rope.original_length, rope.scaled_length)
+    if length is None or before is None or after is None or before >= after:
         return positions
-    if rope.original_length >= rope.scaled_length:
-        return positions
-    return settled(positions, length > rope.original_length, "--trained-length")
+    return settled(positions, length > before, "--trained-length")
 
 
 def trained_length_of(positions: ModelRopes) -> int | None:
     """Return the trained length in tokens of the rope with the longest reach, else of the first rope that has one."""
-    main, ropes = main_rope(positions.ropes), positions.present_ropes
-    lengths = (rope.trained_length for rope in ((main,) if main is not None else ()) + ropes)
-    return next((length for length in lengths if length is not None), None)
+    ropes = (main_rope(positions.ropes), *positions.present_ropes)
+    return next((rope.trained_length for rope in ropes if rope and rope.trained_length is not None), None)
 
 
 def required_trained_length(positions: ModelRopes, given: int | None) -> int:

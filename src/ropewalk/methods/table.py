@@ -98,22 +98,13 @@ class Method:
         if self.extension is not None:
             self._check_extends(reach)
             extension = self.extension(reach)
-
-        def layer_rope(rope: RopeConfig, window: int | None) -> RopeConfig:
-            if window is not None and window <= reach.trained:
-                return rope.as_trained()
-            return self.rope(rope, reach)
-
-        def layer_extension(window: int | None) -> Extension | None:
-            blocked = window is not None and extension is not None and (extension.remaps or window <= reach.trained)
-            return None if blocked else extension
-
-        layers = list(zip(current.ropes, current.sliding_windows, strict=True))
-        return replace(
-            current,
-            ropes=tuple(None if rope is None else layer_rope(rope, window) for rope, window in layers),
-            extensions=tuple(None if rope is None else layer_extension(window) for rope, window in layers),
-        )
+        ropes, extensions = list[RopeConfig | None](), list[Extension | None]()
+        for rope, window in zip(current.ropes, current.sliding_windows, strict=True):
+            within = window is not None and window <= reach.trained
+            ropes.append(rope and (rope.as_trained() if within else self.rope(rope, reach)))
+            blocked = rope is None or within or (window is not None and extension is not None and extension.remaps)
+            extensions.append(None if blocked else extension)
+        return replace(current, ropes=tuple(ropes), extensions=tuple(extensions))
 
     def rope(self, rope: RopeConfig, reach: Reach) -> RopeConfig:
         """Return one rope under this method, on top of the rope as it was trained; raise `RopeError` as `positions`."""
@@ -129,11 +120,10 @@ class Method:
                 cure="Measure it with --methods plain,as-is.",
             )
         self._check_extends(reach)
-        rule = self.scaling(base, reach)
+        rule, length = self.scaling(base, reach), reach.trained
         if base.scaling is None:
-            return replace(base, scaling=rule, max_position_embeddings=reach.trained, trained=None)
+            return replace(base, scaling=rule, max_position_embeddings=length, trained=None)
         both = Stacked(base.scaling.written_out(base.max_position_embeddings), rule)
-        length = reach.trained
         return replace(base, scaling=both, max_position_embeddings=length, trained=Trained(False, length))
 
     def _check_extends(self, reach: Reach) -> None:
@@ -309,8 +299,13 @@ METHODS: Mapping[str, Method] = MappingProxyType({method.name: method for method
 def method_named(name: str) -> Method:
     """Return the method of this name; raise `RopeError` if there is none."""
     if not isinstance(name, str) or name not in METHODS:
-        raise RopeError("methods: unknown method.", facts={"method": name}, cure=f"Choose from {', '.join(METHODS)}.")
+        raise _unknown(name, *METHODS)
     return METHODS[name]
+
+
+def _unknown(asked: object, *known: str) -> RopeError:
+    cure = f"Choose from {', '.join(known)}."
+    return RopeError("methods: unknown method.", facts={"method": asked}, cure=cure)
 
 
 def named_methods(asked: str | Sequence[str] | None) -> list[str]:
@@ -318,11 +313,7 @@ def named_methods(asked: str | Sequence[str] | None) -> list[str]:
     words = names_of("methods: the list", asked)
     unknown = sorted(set(words) - {ALL, *METHODS})
     if unknown:
-        raise RopeError(
-            "methods: unknown method.",
-            facts={"method": ", ".join(unknown)},
-            cure=f"Choose from all, {', '.join(METHODS)}.",
-        )
+        raise _unknown(", ".join(unknown), ALL, *METHODS)
     return words
 
 
@@ -332,14 +323,12 @@ def chosen_methods(asked: Sequence[str] | None, positions: ModelRopes, reach: Re
     - `asked`: names of methods, single or separated by commas. "all" is every method, including those in
       attention. None or no names: `default_methods`.
     """
-    words = named_methods(asked)
-    if not words:
-        return default_methods(positions, reach)
-    named = {"plain", *words} - {ALL}
-    if ALL in words:
-        named |= set(default_methods(positions, reach))
-        named |= {name for name, method in METHODS.items() if method.in_attention and reach.extends}
-    return tuple(name for name in METHODS if name in named)
+    words, named = named_methods(asked), set[str]()
+    if not words or ALL in words:
+        named |= {*default_methods(positions, reach)}
+    if ALL in words and reach.extends:
+        named |= {name for name, method in METHODS.items() if method.in_attention}
+    return tuple(name for name in METHODS if name in named | {"plain", *words})
 
 
 def default_methods(positions: ModelRopes, reach: Reach) -> tuple[str, ...]:
@@ -349,10 +338,11 @@ def default_methods(positions: ModelRopes, reach: Reach) -> tuple[str, ...]:
     within the trained length, only `plain` and `as-is` remain.
     """
     scaled = any(rope.as_trained() != rope for rope in positions.present_ropes) or any(positions.extensions)
-    fixed = any(not rope.can_be_extended for rope in positions.present_ropes)
-    kept = {"plain"} | ({name for name, method in METHODS.items() if method.keeps_own} if scaled else set())
-    if reach.extends:
-        kept |= {name for name, method in METHODS.items() if method.crops}
-        if not fixed:
-            kept |= {name for name, method in METHODS.items() if method.scaling is not None}
-    return tuple(name for name in METHODS if name in kept)
+    can_be_extended = all(rope.can_be_extended for rope in positions.present_ropes)
+
+    def applies(method: Method) -> bool:
+        if method.keeps_own:
+            return scaled
+        return reach.extends and (method.crops or (method.scaling is not None and can_be_extended))
+
+    return tuple(name for name, method in METHODS.items() if name == "plain" or applies(method))
