@@ -41,11 +41,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from records import append, environment, lines_of, verified  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
+from ropewalk.audit.faults import Hypothesis, given  # noqa: E402
 from ropewalk.checkpoints.opening import open_reader  # noqa: E402
 from ropewalk.checkpoints.reader import Reader  # noqa: E402
 from ropewalk.errors import RopeError  # noqa: E402
 from ropewalk.ledger import fingerprint  # noqa: E402
-from ropewalk.methods.faults import Hypothesis, given  # noqa: E402
 from ropewalk.rope.config import RopeConfig  # noqa: E402
 from ropewalk.rope.frequencies import attention_factor_of, columns_of  # noqa: E402
 from ropewalk.rope.scaling import Linear, YaRN  # noqa: E402

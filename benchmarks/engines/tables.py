@@ -38,7 +38,7 @@ from engines.runners import ENVIRONMENTS  # noqa: E402
 
 from ropewalk.atomic_io import whole_file  # noqa: E402
 from ropewalk.audit.causes import cause_of  # noqa: E402
-from ropewalk.methods.faults import hypotheses  # noqa: E402
+from ropewalk.audit.faults import hypotheses  # noqa: E402
 from ropewalk.rope.model_ropes import ModelRopes  # noqa: E402
 
 Record = dict[str, Any]

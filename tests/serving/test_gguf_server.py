@@ -11,11 +11,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as KINDS
 
+from ropewalk.audit.faults import Hypothesis
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.checkpoints.texts import read_text
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.methods.faults import Hypothesis
 from ropewalk.serving import apply
 from ropewalk.serving.serve import serve_config
 from ropewalk.tokenizer import TextTokenizer

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.audit.faults import given
 from ropewalk.checkpoints.live_model import PreallocatedLayer
-from ropewalk.methods.faults import given
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import Linear, LongRoPE, YaRN

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.audit.faults import Hypothesis, hypotheses
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
-from ropewalk.methods.faults import Hypothesis, hypotheses
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.rope.scaling import DynamicNTK, YaRN
 from ropewalk.verification.engine import NextTokens

@@ -1,4 +1,4 @@
-"""The fault of the catalogue (`ropewalk.methods.faults`) that gives the numbers of a module."""
+"""The fault of the catalogue (`ropewalk.audit.faults`) that gives the numbers of a module."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from itertools import chain
 
 import torch
 
-from ropewalk.errors import RopeError
-from ropewalk.methods.faults import (
+from ropewalk.audit.faults import (
     Hypothesis,
     Numbered,
     faults_of_scaling,
@@ -21,6 +20,7 @@ from ropewalk.methods.faults import (
     other_faults,
     rounded,
 )
+from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes

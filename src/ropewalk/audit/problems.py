@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ropewalk.attachment.probe import NEAR, TableRows, called_rows, takes_positions
 from ropewalk.attachment.rotary import fresh
 from ropewalk.audit.causes import cause_of, cause_of_factor, fault_where, grown_length, largest_error
+from ropewalk.audit.faults import FACTOR, WIDTH, Hypothesis
 from ropewalk.audit.findings import Severity
 from ropewalk.errors import describe
-from ropewalk.methods.faults import FACTOR, WIDTH, Hypothesis
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes

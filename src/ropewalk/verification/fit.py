@@ -19,7 +19,7 @@ from ropewalk.statistics import t_quantile
 from ropewalk.verification.engine import NextTokens
 
 if TYPE_CHECKING:
-    from ropewalk.methods.faults import Hypothesis
+    from ropewalk.audit.faults import Hypothesis
 
 DESIGN_TOP = 20  # tokens by which two predictions are compared to choose prompts
 SAME = 1e-3  # nats: the largest difference in float32 of predictions that are the same
@@ -63,7 +63,7 @@ def first_difference(one: Compared, other: Compared) -> int | None:
     >>> from ropewalk import RopeConfig
     >>> from ropewalk.rope.model_ropes import ModelRopes
     >>> from ropewalk.rope.scaling import DynamicNTK
-    >>> from ropewalk.methods.faults import Hypothesis
+    >>> from ropewalk.audit.faults import Hypothesis
     >>> ropes = [RopeConfig(8, interleaved=False, max_position_embeddings=64, scaling=rule)
     ...          for rule in (None, DynamicNTK(2.0))]
     >>> first_difference(*(Hypothesis("", ModelRopes((rope,), (None,), (None,))) for rope in ropes))

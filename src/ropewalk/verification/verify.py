@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from ropewalk.atomic_io import as_path, parse_object
+from ropewalk.audit.faults import CHUNKS, Hypothesis, hypotheses, in_decoding
 from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.texts import LEAST_BYTES, read_text
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import Reach, main_rope, method_named
-from ropewalk.methods.faults import CHUNKS, Hypothesis, hypotheses, in_decoding
 from ropewalk.methods.faulty_rules import FaultyPositions
 from ropewalk.progress import Progress, SilentProgress, say, shown
 from ropewalk.progress import expect as begin_stage

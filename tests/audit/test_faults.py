@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ropewalk.audit.causes import cause_of, cause_of_factor, largest_error
-from ropewalk.methods.faults import hypotheses, other_faults
+from ropewalk.audit.faults import hypotheses, other_faults
 from ropewalk.methods.faulty_rules import ByRequest
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of

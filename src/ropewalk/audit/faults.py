@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from ropewalk.errors import RopeError
+from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faulty_rules import ByRequest, FaultyPositions, ScaledLogits
-from ropewalk.methods.ropes import Reach
-from ropewalk.methods.table import METHODS
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes, attends
@@ -235,9 +234,10 @@ def _wrong_rules(rope: RopeConfig, right: Scaling) -> Iterator[tuple[str, Change
     rule, factor, ramp = right.rope_type, getattr(right, "factor", None), {"small": True}
     for name, power in (("without its attention factor", 0), ("with its attention factor twice", 2)):
         yield f"{rule} {name}", partial(_attention, power=power), {"cure": FACTOR}
-    for times in NEAR if isinstance(factor, int | float) else ():
-        if factor * times > 1.0:
-            yield f"{rule} with factor {factor * times:g}", _with(factor=factor * times), {"right": f"{factor:g}"}
+    numbers = [factor * times for times in NEAR] if isinstance(factor, int | float) else []
+    for number in numbers:
+        if number > 1.0:
+            yield f"{rule} with factor {number:g}", _with(factor=number), {"right": f"{factor:g}"}
     yield "scaling twice", _twice, {"twice": True}
     for ignored in (("attention_factor",), ("mscale", "mscale_all_dim")):
         if getattr(right, ignored[0], None) is not None:
@@ -443,7 +443,7 @@ def _known_as(method: str, positions: ModelRopes) -> str:
 
 def _positions(expected: ModelRopes, trained: int) -> Iterator[Hypothesis]:
     """Yield positions that stop, restart or are off by one after a length, and rounded ones."""
-    known = {*CHUNKS, trained}
+    known: set[int | None] = {*CHUNKS, trained}
     known |= {length for rope in expected.present_ropes for length in (rope.original_length, rope.scaled_length)}
     for length in sorted(filter(None, known)):
         yield from _faulty(
