@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ropewalk.models.encodings import rope_or_encoding
 from ropewalk.models.forward_inputs import ForwardInputs, masked_bias
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.values import Float, Int, Real, Shaped, check_whole, checked
+from ropewalk.rope.values import Float, Int, Real, Shaped, check_positive, check_whole, checked
 from ropewalk.rotation.backends import choose, norm_rotated, rotated
 from ropewalk.rotation.backends.request import Turn
 from ropewalk.rotation.checks import check_tables
@@ -310,12 +309,8 @@ def _check_sizes(layer: Attention) -> None:
             facts={"attention_dropout": layer.attention_dropout},
             cure="Pass 0.0 to disable it; common values are 0.0 to 0.2.",
         )
-    if layer.softcap is not None and not 0.0 < layer.softcap < math.inf:
-        raise RopeError(
-            "Attention: `softcap` must be a positive number.",
-            facts={"softcap": layer.softcap},
-            cure="Pass for example 50.0 (Gemma 2), or omit it for none.",
-        )
+    if layer.softcap is not None:
+        check_positive("Attention", softcap=layer.softcap)
 
 
 def _check_rope(rope: RopeConfig, head_dim: int) -> None:

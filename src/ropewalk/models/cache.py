@@ -137,17 +137,12 @@ class KVCache:
         """Raise `RopeError` unless this is the layer of the module, and was made for its rope and extension."""
         self._check_number(layer)
         cached = None if self.ropes is None else self.ropes[layer]
-        if cached != rope and (self.ropes is not None or (rope is not None and rope.needs_seq_len)):
+        other_rope = cached != rope and (self.ropes is not None or (rope is not None and rope.needs_seq_len))
+        if other_rope or self.extensions[layer] != extension:
             raise RopeError(
-                "Attention: the cache was not made for this layer's rope.",
-                facts={"layer": layer, "cache.ropes": self.ropes, "rope": rope},
-                cure="Pass one rule per layer: KVCache(ropes=[...], seq_len=...).",
-            )
-        if self.extensions[layer] != extension:
-            raise RopeError(
-                "Attention: the cache was not made for this layer's extension.",
-                facts={"layer": layer, "cache.extensions": self.extensions, "extension": extension},
-                cure="Pass one extension, or None, per layer: KVCache(extensions=[...]).",
+                "Attention: the cache was not made for this layer's rope and extension.",
+                facts={"layer": layer, "cache": (cached, self.extensions[layer]), "layer's own": (rope, extension)},
+                cure="Pass one rule, or None, per layer: KVCache(ropes=[...], extensions=[...], seq_len=...).",
             )
         known = self._writers[layer]
         other = None if known is None else known()

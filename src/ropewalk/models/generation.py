@@ -127,19 +127,14 @@ def _refused(rule: str, cure: str, **facts: object) -> RopeError:
 
 def token_lists(prompts: Prompts, tokenizer: TextTokenizer | None, vocab_size: int) -> list[list[int]]:
     """Return the prompts as one list of ids per row; raise `RopeError` for empty ones and for unknown ids."""
-    rows: list[Any]
+    given: Any = prompts
     if isinstance(prompts, Tensor):
         whole = not (prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool)
-        if prompts.ndim not in (1, 2) or not whole:
-            cure = "Pass token ids of one length, or a list of lists for different lengths."
-            raise _refused("a tensor of prompts must be integers [batch, seq].", cure, prompts=prompts)
-        rows = [prompts.tolist()] if prompts.ndim == 1 else prompts.tolist()
-    elif isinstance(prompts, str):
-        rows = [prompts]
-    else:
-        rows = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, bytes) else [None]
-        if rows and as_whole(rows[0]) is not None:
-            rows = [rows]
+        given = prompts.tolist() if whole and prompts.ndim in (1, 2) else None
+    many = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    rows = list(given) if many else [given if isinstance(given, str) else None]
+    if many and rows and as_whole(rows[0]) is not None:
+        rows = [rows]
     if rows and all(isinstance(row, str) for row in rows):
         if tokenizer is None:
             cure = "Pass token ids, or load a checkpoint with a tokenizer."
@@ -150,7 +145,8 @@ def token_lists(prompts: Prompts, tokenizer: TextTokenizer | None, vocab_size: i
             raise _refused("the prompt is empty, and the checkpoint has no bos token.", cure, prompts=prompts)
     if not all(isinstance(row, Sequence) and all(as_whole(token) is not None for token in row) for row in rows):
         cure = "Pass str, list[str], list[int] or list[list[int]]; convert arrays with torch.as_tensor."
-        raise _refused("prompts must be texts or lists of token ids, not a mixture.", cure, prompts=prompts)
+        rule = "prompts must be texts or lists of token ids, not a mixture, or a tensor of integers [batch, seq]."
+        raise _refused(rule, cure, prompts=prompts)
     tokens = [[int(token) for token in row] for row in rows]
     if not tokens or not all(tokens):
         cure = "Pass at least one token, such as the tokenizer's bos."
