@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 from ropewalk.models.cache import KVCache
 from ropewalk.models.encoding import Encoding, Places
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.tables import COORDINATES, check_position_numbers
+from ropewalk.rope.tables import COORDINATES, check_position_numbers, text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
 
 
@@ -105,13 +105,6 @@ class ForwardInputs:
 
     def _make_tables(self, rotary: RotaryEmbedding) -> tuple[Tensor, Tensor, float]:
         rope, layout, position_ids = rotary.config, self.layout, self.position_ids
-        if rope.needs_seq_len and self.seq_len is None:
-            raise RopeError(
-                "RoPE: `seq_len` is required: these frequencies depend on the sequence's length.",
-                facts={"scaling": rope.scaling},
-                cure="Pass seq_len=... (the final number of tokens), or a cache created with it.",
-            )
-        length = self.seq_len if rope.needs_seq_len else None
         if position_ids is None:
             if rope.axes_restart:
                 raise RopeError(
@@ -119,10 +112,9 @@ class ForwardInputs:
                     facts={"axes": rope.num_axes, "seq": layout.seq},
                     cure=COORDINATES,
                 )
-            position_ids = layout.position_ids()
-            if rope.num_axes > 1:
-                position_ids = position_ids[..., None].expand(*position_ids.shape, rope.num_axes)
-        return tables_at(rotary, position_ids, length, self.table_dtype)
+            ids = layout.position_ids()
+            position_ids = ids if rope.num_axes == 1 else text_positions(ids, rope.num_axes)
+        return tables_at(rotary, position_ids, self.seq_len if rope.needs_seq_len else None, self.table_dtype)
 
     def _make_places(self) -> Places:
         layout, position_ids = self.layout, self.position_ids

@@ -132,7 +132,7 @@ def token_lists(prompts: Prompts, tokenizer: TextTokenizer | None, vocab_size: i
         whole = not (prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool)
         given = prompts.tolist() if whole and prompts.ndim in (1, 2) else None
     many = isinstance(given, Sequence) and not isinstance(given, str | bytes)
-    rows = list(given) if many else [given if isinstance(given, str) else None]
+    rows: list[Any] = list(given) if many else [given if isinstance(given, str) else None]
     if many and rows and as_whole(rows[0]) is not None:
         rows = [rows]
     if rows and all(isinstance(row, str) for row in rows):
