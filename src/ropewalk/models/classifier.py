@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.errors import RopeError, check_kind
+from ropewalk.errors import RopeError
 from ropewalk.models.config import TextClassifierConfig
 from ropewalk.models.decoder import Backbone
 from ropewalk.models.forward_inputs import ForwardInputs
@@ -55,19 +55,17 @@ class TextClassifier(Backbone):
         **Raises:** `RopeError` for ids outside the vocabulary, and for a row without a real token.
         """
         self.check_ids(input_ids)
-        if attention_mask is not None:
-            check_kind("TextClassifier", Tensor, "Pass 1 for a real token.", attention_mask=attention_mask)
+        x = self.embed_tokens(input_ids)
+        seq_len = self.config.max_length if self.config.needs_seq_len else None
+        inputs = ForwardInputs(x, attention_mask=attention_mask, seq_len=seq_len, where="TextClassifier")
         if not torch.compiler.is_compiling() and input_ids.device.type == "cpu":
-            some = attention_mask is None or bool((attention_mask != 0).any(-1).all())
-            if not input_ids.shape[1] or not some:
+            real = inputs.layout.real
+            if not input_ids.shape[1] or (real is not None and not bool(real.any(-1).all())):
                 raise RopeError(
                     "TextClassifier: a text without tokens has no class.",
                     facts={"input_ids": input_ids, "attention_mask": attention_mask},
                     cure="Omit empty texts.",
                 )
-        x = self.embed_tokens(input_ids)
-        seq_len = self.config.max_length if self.config.needs_seq_len else None
-        inputs = ForwardInputs(x, attention_mask=attention_mask, seq_len=seq_len, where="TextClassifier")
         dropout = self.config.dropout if self.training else 0.0
         pooled = self._pooled(self.hidden_of(x, inputs, dropout), inputs.layout.real)
         return self.classifier((F.dropout(pooled, dropout) if dropout else pooled).to(inputs.dtype))  # type: ignore[no-any-return]
