@@ -1,4 +1,4 @@
-"""The cache: what it stores where, how it grows, when it refuses; and Attention's fused write into it."""
+"""The cache: what it stores where, how it grows, when it refuses."""
 
 from __future__ import annotations
 
@@ -119,6 +119,3 @@ def test_made_in_inference_mode_used_outside() -> None:
         store(cache, 2)
         store(cache, 3)
     cache.write(0, *tokens(1, 1), cache.lay_out(1, 1))
-
-
-# --- the kernels of Attention
