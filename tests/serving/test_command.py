@@ -174,6 +174,17 @@ def test_the_length_of_a_config(engine: str, keys: dict[str, Any] | None) -> Non
     assert found.error or (config_length(engine, content) or 2048) == found.length
 
 
+@pytest.mark.parametrize("engine", START)
+def test_the_length_of_a_config_with_a_key_beside_its_blocks(engine: str) -> None:
+    """transformers uses only the `truncate` that stands there, so lint says to move it."""
+    blocks = {"full_attention": {"rope_type": "yarn", "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}
+    found = [
+        config_length(engine, {"max_position_embeddings": 4096, "rope_parameters": {**blocks, **more}})
+        for more in ({}, {"truncate": False})
+    ]
+    assert found[0] == found[1]
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tiny, trained to 256 tokens, as llama.cpp's converter writes it."""

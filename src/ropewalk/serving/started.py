@@ -196,7 +196,7 @@ def config_length(engine: str, config: Mapping[str, Any], *, longest: bool = Fal
     text = text_part(config) if config else {}
     block = text.get("rope_parameters") or text.get("rope_scaling") or {}
     stated = {key: text[key] for key in LENGTHS if isinstance(text.get(key), int)}
-    blocks = block.values() if isinstance(next(iter(block.values()), 0), Mapping) else [block]
+    blocks = [one for one in block.values() if isinstance(one, Mapping)] or [block]  # beside `truncate`
     rules = [(one.get("rope_type", one.get("type")), one.get("factor")) for one in blocks]
     if engine == "sglang":
         length = next((stated[key] for key in _ORDER if key in stated), None)
