@@ -1,15 +1,17 @@
-"""Judge the real `vllm serve` on the CPU with `ropewalk verify`, for right servers and wrong ones of SmolLM2-135M.
+"""Judge servers of SmolLM2-135M with `ropewalk verify` at its defaults: the real `vllm serve` on the CPU, or llama.cpp's.
 
-python benchmarks/engines/servers.py FOLDER    # of the checkpoint, with weights and tokenizer; resumes
+python benchmarks/engines/servers.py FOLDER            # vLLM: the folder of the checkpoint, with weights and tokenizer
+python benchmarks/engines/servers.py FILE.gguf ...     # llama.cpp
 
-The record is benchmarks/results/verify-servers-vllm.json; that of llama.cpp's servers, verify-servers.json, is made by
-scripts/confusion_of_verify.py. The servers run ropewalk's plug-in, too; its line is in the record.
+Each server is started right and wrong; what the record has is not repeated. The records are verify-servers-vllm.json
+and verify-servers.json in benchmarks/results. vLLM runs ropewalk's plug-in, too; its line is in the record.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -22,9 +24,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
@@ -33,26 +36,38 @@ from records import environment, verified  # noqa: E402
 
 from ropewalk.atomic_io import write_json  # noqa: E402
 from ropewalk.serving import apply, serve_config  # noqa: E402
+from ropewalk.tokenizer import TextTokenizer  # noqa: E402
+from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
 
-RECORD = RESULTS / "verify-servers-vllm.json"
-STATE = ROOT / "benchmarks" / "state" / "verify-servers-vllm"  # our predictions, saved from one server to the next
 TRAINED = 8192  # tokens
+RIGHT, WRONG = "as expected", "other"
 YARN = {"rope_type": "yarn", "rope_theta": 100_000.0, "factor": 2.0, "original_max_position_embeddings": TRAINED}
-WRONG = {
-    "yarn 4": {**YARN, "factor": 4.0},
-    "yarn 2 from half the original length": {**YARN, "original_max_position_embeddings": TRAINED // 2},
-    "theta times 0.5": {"rope_type": "default", "rope_theta": 50_000.0},
-}
 COMMAND, FOLDER = "yarn 2, by serve-config's command", "yarn 2, the folder of extend apply"
-CHECKS = {
-    "yarn 4": [("yarn:2", "other")], "yarn 2 from half the original length": [("yarn:2", "other")],
-    "theta times 0.5": [("plain", "other")], "plain": [("yarn:2", "other"), ("plain", "as expected")],
-    COMMAND: [("yarn:2", "as expected")], FOLDER: [("yarn:2", "as expected")],
-}  # fmt: skip
-"""For each server what is expected, and the right kind of verdict."""
+HALF = "yarn 2 from half the original length"
+Checks = Mapping[str, tuple[Any, list[tuple[str, str]]]]
+VLLM: Checks = {
+    "yarn 4": ({**YARN, "factor": 4.0}, [("yarn:2", WRONG)]),
+    HALF: ({**YARN, "original_max_position_embeddings": TRAINED // 2}, [("yarn:2", WRONG)]),
+    "theta times 0.5": ({"rope_type": "default", "rope_theta": 50_000.0}, [("plain", WRONG)]),
+    "plain": (None, [("yarn:2", WRONG), ("plain", RIGHT)]),
+    COMMAND: (None, [("yarn:2", RIGHT)]),
+    FOLDER: (None, [("yarn:2", RIGHT)]),
+}
+"""For each server its block of `--hf-overrides`, what is expected, and the right kind of verdict."""
+LLAMA_CPP: Checks = {
+    "plain": ({}, [("plain", RIGHT)]),
+    "yarn 2": ({"rope_scaling_type": 2, "rope_freq_scale": 0.5}, [("yarn:2", RIGHT)]),
+    "yarn 4": ({"rope_scaling_type": 2, "rope_freq_scale": 0.25}, [("yarn:4", RIGHT)]),
+    "linear 2": ({"rope_scaling_type": 1, "rope_freq_scale": 0.5}, [("pi:2", RIGHT)]),
+    HALF: ({"rope_scaling_type": 2, "rope_freq_scale": 0.5, "yarn_orig_ctx": TRAINED // 2}, [("yarn:2", WRONG)]),
+    "theta times 0.5": ({"rope_freq_base": 50_000.0}, [("plain", WRONG)]),
+}
+"""The same with llama.cpp's options."""
+Server = tuple[str, dict[str, Any], Callable[[], float]]
+"""The address of a server, what is recorded of it, and a function that returns the processor seconds so far."""
 
 
-def words_of(title: str, folder: Path, place: Path) -> list[str]:
+def words_of(title: str, block: Any, folder: Path, place: Path) -> list[str]:
     """Return what follows `vllm serve`."""
     if title == COMMAND:
         (step,) = serve_config(folder, "vllm", method="yarn", factor=2).steps
@@ -60,75 +75,86 @@ def words_of(title: str, folder: Path, place: Path) -> list[str]:
     if title == FOLDER:
         apply(folder, place / "extended", method="yarn", target=2 * TRAINED)
         return [str(place / "extended"), "--max-model-len", str(2 * TRAINED)]
-    block = ["--hf-overrides", json.dumps({"rope_parameters": WRONG[title]})] if title in WRONG else []
-    return [str(folder), "--max-model-len", str(TRAINED), *block]
+    overrides = ["--hf-overrides", json.dumps({"rope_parameters": block})] if block else []
+    return [str(folder), "--max-model-len", str(TRAINED), *overrides]
 
 
 @contextlib.contextmanager
-def server(words: list[str], place: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start vLLM on a free port, and yield its address and process when it is healthy."""
+def vllm(title: str, block: Any, folder: Path) -> Iterator[Server]:
+    """Start vLLM on a free port, and yield it when it is healthy."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", *words, "--dtype", "float32", "--enforce-eager"]
-    with (place / "log").open("w") as log:  # the folder is empty: from a checkout, vLLM would import what lies there
-        process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port)], cwd=place, env=with_plugin(place / "plug-in"),
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    try:
-        while True:
-            if process.poll() is not None:
-                raise SystemExit(f"vLLM ended: {(place / 'log').read_text()[-2000:]}")
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                break
-            time.sleep(1)
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
+    url, begun = f"http://127.0.0.1:{port}", time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        place, log = Path(name), Path(name, "log")
+        command = [PYTHON, "-m", "vllm.entrypoints.cli.main", "serve", *words_of(title, block, folder, place),
+                   "--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
+        with log.open("w") as out:  # the folder is empty: from a checkout, vLLM would import what lies there
+            process = subprocess.Popen(command, cwd=place, env=with_plugin(place / "plug-in"), stdout=out,
+                                       stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        try:
+            while True:
+                if process.poll() is not None:
+                    raise SystemExit(f"vLLM ended: {log.read_text()[-2000:]}")
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+                    break
+                time.sleep(1)
+            started = round(time.monotonic() - begun, 1)
+            lines = re.findall(r"ropewalk: (.*)", log.read_text())
+            yield url, {"start_seconds": started, "plugin": lines}, partial(cpu_seconds, process.pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
 
 
-def cpu_seconds(session: int) -> float:
-    """Return the processor time of this process's ended children and of the processes of a session."""
-    ended, ticks = resource.getrusage(resource.RUSAGE_CHILDREN), 0
-    for file in Path("/proc").glob("[0-9]*/stat"):
+@contextlib.contextmanager
+def llama_cpp(title: str, options: Any, file: Path) -> Iterator[Server]:
+    """Start llama.cpp's server in this process."""
+    with llama_cpp_server(file, TextTokenizer.bytes(), threads=1, options=options) as engine:
+        yield engine.root, {}, cpu_seconds  # type: ignore[attr-defined]
+
+
+def cpu_seconds(session: int | None = None) -> float:
+    """Return the processor time of this process, its ended children, and the processes of a session."""
+    own, ticks = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)], 0
+    for file in Path("/proc").glob("[0-9]*/stat") if session else ():
         with contextlib.suppress(OSError):
             fields = file.read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:13])) if fields[3] == str(session) else 0
-    return ended.ru_utime + ended.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+    return sum(one.ru_utime + one.ru_stime for one in own) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
     """Start each server that the record lacks, and check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder.resolve()
-    if not PYTHON.is_file():
+    parser.add_argument("models", type=Path, nargs="+")
+    models = [path.resolve() for path in parser.parse_args().models]
+    of_vllm = models[0].is_dir()
+    if of_vllm and not PYTHON.is_file():
         print("SKIPPED vllm: no environment; run make engines ENGINES=vllm")
         return
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"servers": []}
-    for title, every in CHECKS.items():
-        checks = [
-            one for one in every if (title, one[0]) not in {(r["applied"], r["expect"]) for r in record["servers"]}
-        ]
-        if not checks:
+    name, start, servers = ("verify-servers-vllm", vllm, VLLM) if of_vllm else ("verify-servers", llama_cpp, LLAMA_CPP)
+    path, state = RESULTS / f"{name}.json", ROOT / "benchmarks" / "state" / name  # predictions, saved for the next server
+    record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"servers": []}
+    for model, (title, (options, every)) in itertools.product(models, servers.items()):
+        weights = "float32" if of_vllm else model.stem.rpartition(".")[2]
+        done = {(row["weights"], row["applied"], row["expect"]) for row in record["servers"]}
+        due = [check for check in every if (weights, title, check[0]) not in done]
+        if not due:
             continue
-        with tempfile.TemporaryDirectory() as name:
-            place, begun = Path(name), time.monotonic()
-            with server(words_of(title, folder, place), place) as (url, process):
-                started = round(time.monotonic() - begun, 1)
+        with start(title, options, model) as (url, about, spent):
+            about = {"weights": weights, "applied": title, **about}
+            version = {}
+            if of_vllm:
                 with urllib.request.urlopen(f"{url}/version") as answer:
-                    number = json.load(answer)["version"]
-                about = {"weights": "float32", "applied": title, "start_seconds": started,
-                         "plugin": re.findall(r"ropewalk: (.*)", (place / "log").read_text())}  # fmt: skip
-                spent = partial(cpu_seconds, process.pid)
-                for expect, right in checks:
-                    row = {**about, "expect": expect, "right": right, **verified(folder, url, expect, STATE, spent)}
-                    rows = [*record["servers"], row]
-                    record = {**environment(), "vllm": number, "model": "SmolLM2-135M-Instruct", "servers": rows}
-                    write_json(RECORD, record)
+                    version = {"vllm": json.load(answer)["version"]}
+            for expect, right in due:
+                row = {**about, "expect": expect, "right": right, **verified(model, url, expect, state, spent)}
+                rows = [*record["servers"], row]
+                record = {**environment(), **version, "model": "SmolLM2-135M-Instruct", "servers": rows}
+                write_json(path, record)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A real llama.cpp server of the built-in model; `scripts/confusion_of_verify.py --servers` checks those of SmolLM2."""
+"""A real llama.cpp server of the built-in model; `benchmarks/engines/servers.py` checks those of SmolLM2."""
 
 from __future__ import annotations
 
