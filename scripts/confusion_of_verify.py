@@ -4,7 +4,7 @@
 
 A model is "tiny", a .gguf file, or a family of tests/attachment/families.py: a small random model of transformers.
 For each model and each expected rope a golden file is written once. Every engine is checked from the file: our own
-forward under another rope, with normal noise on each log-probability (0, 0.03 and 0.1 nats). Its rope is each hypothesis
+forward under another rope, with normal noise on each log-probability (0, 0.03 and 0.1 nats). Its rope is a hypothesis
 of the expected one, or a fault that is in no hypothesis (`UNKNOWN`). Each check is one line of STATE/NAME.jsonl; the
 same command resumes. The record benchmarks/results/verify-confusion.json is made of all lines that are there.
 """

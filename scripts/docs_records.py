@@ -34,6 +34,11 @@ MARKS = re.compile(
     r".*?<!-- /(?P=kind) -->",
     re.DOTALL,
 )
+PICTURES = {
+    "sentence": "before=3", "add": "position=7", "clocks": "position=40", "pairing": "convention=half&pairing.case=1",
+    "sum": "distance=20", "past": "position=400", "wavelengths": "model=llama_2_7b", "grid": "size=20",
+}  # fmt: skip
+"""Pictures of the explorer that stand on pages, and the values that their stills show."""
 Record = dict[str, Any]
 
 

@@ -6,14 +6,13 @@ import re
 from typing import Any
 
 import griffe
-from docs_records import MARKS, RESULTS
+from docs_records import MARKS, PICTURES, RESULTS
 from docs_reference import all_names
 from mkdocs.structure.files import File
 
 from ropewalk.figures.explorer import explorer_data, explorer_page, picture_page
 from ropewalk.figures.explorer_model import packed_model
 
-FRAMED = ("sentence", "add", "clocks", "sum", "past", "wavelengths")  # pictures of the explorer that stand on pages
 FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
 BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])")
@@ -27,7 +26,7 @@ def on_files(files: Any, *, config: Any) -> Any:
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     page = explorer_page(explorer_data(site=".."), packed_model())
     files.append(File.generated(config, "explorer/index.html", content=page))
-    for name in FRAMED:
+    for name in PICTURES:
         files.append(File.generated(config, f"explorer/{name}.html", content=picture_page(name)))
     return files
 

@@ -9,14 +9,15 @@ Defaults to all.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from figure_numbers import converted, losses, wrongly_paired
 from torch import Tensor
 
 from ropewalk.atomic_io import finite, write_whole
@@ -31,20 +32,18 @@ from ropewalk.figures.material import (
     shown_name,
     windows,
 )
+from ropewalk.models.decoder import Decoder
 from ropewalk.models.encoding import Encoding, Places, Sizes
 from ropewalk.models.encodings import ENCODINGS
 from ropewalk.models.generation import generate
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import columns_of
+from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rotation.embedding import RotaryEmbedding
+from ropewalk.statistics import mean_and_interval
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "ropewalk" / "figures" / "numbers"
 LONGEST = 524_288  # tokens of the longest target of a table: `abf`, which searches, takes ten seconds
-
-
-def published_presets() -> list[dict[str, Any]]:
-    """Return the ropes of the packaged configs and of the built-in model; takes a minute."""
-    return [entry for name in (*TITLES, "tiny") for entry in preset_of(name)]
 
 
 def preset_of(name: str) -> list[dict[str, Any]]:
@@ -144,40 +143,49 @@ PROMPT = "The whale rose slowly out of the dark water, and the old captain"
 NAMES = {"tiny": "tiny (in the package)", "SmolLM2-135M-Instruct.Q4_1": "SmolLM2 135M Instruct"}
 
 
-def pairing_entries() -> list[dict[str, Any]]:
-    """Return losses and generated text with either pairing, of the built-in model and that of $ROPEWALK_SMOLLM2."""
-    smollm2 = os.environ.get("ROPEWALK_SMOLLM2")
-    return [_pairing_entry(name) for name in ("tiny", *([smollm2] if smollm2 else []))]
+def pairing_entry(name: str, texts: int = PAIRING_TEXTS, tokens: int = PAIRING_TOKENS) -> dict[str, Any]:
+    """Return losses and generated text of a model with either pairing, and with weights reordered for the other one.
 
-
-def _pairing_entry(name: str) -> dict[str, Any]:
+    A loss is (mean, low, high) in nats per token; the interval is that of the paired difference over windows to the
+    model's own pairing, centred at the mean. "uniform" is ln(vocab_size).
+    """
     model = rotary_model(name)
-    measured = losses(model, PAIRING_TEXTS, PAIRING_TOKENS)
-    wrong = wrongly_paired(model)
-    ids, decode = model.tokenizer.encode(PROMPT), model.tokenizer.decode
-    cases = dict(zip(measured["bars"], (model, wrong, converted(wrong)), strict=True))
+    ids, prompt, own = windows(model, texts, tokens), model.tokenizer.encode(PROMPT), list[float]()
+    wrong = model.with_positions(
+        rope=tuple(rope and replace(rope, interleaved=not rope.interleaved) for rope in model.config.ropes)
+    )
+    rope = next(rope for rope in model.config.ropes if rope is not None)
+    head = {"model_type": "llama", "head_dim": rope.head_dim}
+    converted = Decoder(wrong.config).eval()
+    to = "half" if rope.interleaved else "interleaved"
+    converted.load_state_dict(convert_pairing(model.state_dict(), to=to, config=head))
+    cases = []
+    for case, one in (("its own pairing", model), ("the wrong pairing", wrong), ("converted", converted)):
+        means = [_loss(one, row) for row in ids]
+        own = own or means
+        mean, _ = mean_and_interval(means)
+        apart, interval = mean_and_interval([each - base for each, base in zip(means, own, strict=True)])
+        low, high = interval or (apart, apart)
+        text = model.tokenizer.decode(generate(one, [prompt], max_new_tokens=NEW_TOKENS)[0])
+        cases.append({"name": case, "loss": (mean, mean + low - apart, mean + high - apart), "continuation": text})
     return {
-        "model": NAMES.get(shown_name(name), shown_name(name)),
-        "interleaved": next(rope.interleaved for rope in model.config.ropes if rope is not None),
-        "uniform": measured["uniform"],
-        "prompt": PROMPT,
-        "cases": [
-            {
-                "name": case,
-                "loss": measured["bars"][case],
-                "continuation": decode(generate(one, [ids], max_new_tokens=NEW_TOKENS)[0]),
-            }
-            for case, one in cases.items()
-        ],
-        "note": f"{PAIRING_TEXTS} windows of {PAIRING_TOKENS} tokens of Moby-Dick",
-    }
+        "model": NAMES.get(shown_name(name), shown_name(name)), "interleaved": rope.interleaved,
+        "uniform": math.log(model.config.vocab_size), "prompt": PROMPT, "cases": cases,
+        "note": f"{texts} windows of {tokens} tokens of Moby-Dick",
+    }  # fmt: skip
+
+
+@torch.inference_mode()
+def _loss(model: Decoder, ids: Tensor) -> float:
+    """Return the mean loss of tokens `[tokens]`, all but the first, in nats."""
+    return float(torch.nn.functional.cross_entropy(model(ids[None])[0, :-1].float(), ids[1:]))
 
 
 MADE: dict[str, Callable[[], Any]] = {
-    "presets": published_presets,
+    "presets": lambda: [entry for name in (*TITLES, "tiny") for entry in preset_of(name)],
     "encodings": encoding_entries,
     "heads": head_entries,
-    "pairings": pairing_entries,
+    "pairings": lambda: [pairing_entry(name) for name in ("tiny", os.environ.get("ROPEWALK_SMOLLM2")) if name],
 }
 
 

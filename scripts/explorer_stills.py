@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from docs_records import PICTURES
 from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,10 +24,6 @@ sys.path.insert(0, str(ROOT))
 from ropewalk.figures.explorer import picture_page  # noqa: E402
 from tests.figures.browser import browser  # noqa: E402
 
-SHOWN = {  # the values that the stills show
-    "sentence": "before=3", "add": "position=7", "clocks": "position=40", "sum": "distance=20", "past": "position=400",
-    "wavelengths": "model=llama_2_7b",
-}  # fmt: skip
 WIDTH, DIGEST = 560, "ropewalk"  # DIGEST: the name of the digest in a file
 MARKUP = """name => document.getElementById(name).outerHTML
     + [...document.querySelectorAll("style")].map(style => style.textContent).join()"""
@@ -37,7 +34,7 @@ def opened(chromium: Any, folder: Path, name: str, scheme: str) -> tuple[Any, st
     page_file = folder / f"{name}.html"
     page_file.write_text(picture_page(name), "utf-8")
     page = chromium.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme, device_scale_factor=2)
-    page.goto(f"{page_file.as_uri()}#{name}&{name}.{SHOWN[name]}")
+    page.goto(f"{page_file.as_uri()}#{name}&{name}.{PICTURES[name]}")
     page.wait_for_selector(f"#{name} .caption:not(:empty)")
     if name == "past":
         page.wait_for_selector(".sample:not([aria-busy]) .wrong:not(:empty)", timeout=60_000)
@@ -46,7 +43,7 @@ def opened(chromium: Any, folder: Path, name: str, scheme: str) -> tuple[Any, st
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
-        for name in sys.argv[1:] or SHOWN:
+        for name in sys.argv[1:] or PICTURES:
             for scheme in ("light", "dark"):
                 page, digest = opened(chromium, Path(folder), name, scheme)
                 page.add_style_tag(content="body { background: var(--page) } .controls { display: none !important }")

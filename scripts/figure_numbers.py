@@ -1,13 +1,11 @@
-"""What the figures of the lesson show: order, layers, caches, encodings, pairings, precision, and one rope.
+"""What the figures of the lesson show: order, layers, caches, encodings, precision, and one rope.
 
 `NAME_numbers` returns the arguments of `NAME` in figures.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,8 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.figures.explorer import numbers
-from ropewalk.figures.material import Array, described, frequencies, theta_of, windows
+from ropewalk.figures.material import Array, described, frequencies, theta_of
 from ropewalk.models.encodings import Sizes, sinusoidal_table, t5_bucket
-from ropewalk.rope.pairing import Pairing, pairing_order
 from ropewalk.statistics import mean_and_interval
 
 WORDS = ("dog", "bites", "man")
@@ -122,79 +118,6 @@ def biases_numbers(heads: int = 8, longest: int = 128) -> dict[str, Any]:
         "buckets": t5_bucket(distances, num_buckets=32, max_distance=128, causal=True).numpy(),
         "note": f"ALiBi with {heads} heads; T5 with 32 buckets and a largest distance of 128, causal.",
     }
-
-
-def pairing_numbers(head_dim: int = 8) -> dict[str, Any]:
-    """Return the features of each pair in both conventions, and the loss of models with the right and wrong one.
-
-    The losses are those of the explorer (`pairings` of scripts/explorer_numbers.py).
-    """
-    measured = numbers("pairings")
-    return {
-        "pairs": {name: pairs_of(head_dim, name == "interleaved") for name in ("interleaved", "half-split")},
-        "losses": {
-            model["model"].replace(" (", "\n(").replace("SmolLM2 ", "SmolLM2\n"): {
-                "uniform": model["uniform"], "bars": {case["name"]: tuple(case["loss"]) for case in model["cases"]},
-            }
-            for model in measured
-        },
-        "note": f"Mean over {measured[0]['note']}; whiskers: 95 % interval of the paired "
-        "difference to its own pairing; dotted: every token equally likely.\n"
-        "Converted: the rows of q and k reordered by convert_pairing, and run in the other pairing.",
-    }  # fmt: skip
-
-
-def pairs_of(head_dim: int, interleaved: bool) -> list[tuple[int, int]]:
-    """Return the two features of each pair, fastest first.
-
-    >>> pairs_of(4, True), pairs_of(4, False)
-    ([(0, 1), (2, 3)], [(0, 2), (1, 3)])
-    """
-    if not interleaved:
-        return [(i, i + head_dim // 2) for i in range(head_dim // 2)]
-    order = pairing_order("half", head_dim).tolist()  # interleaved place of each half-split feature
-    return [(order[a], order[b]) for a, b in pairs_of(head_dim, False)]
-
-
-def losses(model: rw.Decoder, texts: int, tokens: int) -> dict[str, Any]:
-    """Return nats per token with the model's own pairing, the wrong one, and the wrong one with converted weights.
-
-    Each is (mean, low, high); the interval is that of the paired difference over windows, centred at the mean.
-    "uniform" is ln(vocab_size).
-    """
-    ids = windows(model, texts, tokens)
-    wrong = wrongly_paired(model)
-    own = [_loss(model, row) for row in ids]
-    result: dict[str, Any] = {"uniform": math.log(model.config.vocab_size), "bars": {}}
-    for name, case in (("its own pairing", None), ("the wrong pairing", wrong), ("converted", converted(wrong))):
-        means = own if case is None else [_loss(case, row) for row in ids]
-        mean, _ = mean_and_interval(means)
-        apart, interval = mean_and_interval([one - base for one, base in zip(means, own, strict=True)])
-        low, high = interval or (apart, apart)
-        result["bars"][name] = (mean, mean + low - apart, mean + high - apart)
-    return result
-
-
-@torch.inference_mode()
-def _loss(model: rw.Decoder, ids: Tensor) -> float:
-    """Return the mean loss of tokens `[tokens]`, all but the first, in nats."""
-    return float(torch.nn.functional.cross_entropy(model(ids[None])[0, :-1].float(), ids[1:]))
-
-
-def wrongly_paired(model: rw.Decoder) -> rw.Decoder:
-    """Return the model with the other pairing in every layer."""
-    other = (rope and dataclasses.replace(rope, interleaved=not rope.interleaved) for rope in model.config.ropes)
-    return model.with_positions(rope=tuple(other))
-
-
-def converted(wrong: rw.Decoder) -> rw.Decoder:
-    """Return the model with weights reordered for the pairing of its config."""
-    rope = next(rope for rope in wrong.config.ropes if rope is not None)
-    model = rw.Decoder(wrong.config)
-    to: Pairing = "interleaved" if rope.interleaved else "half"
-    weights = rw.convert_pairing(wrong.state_dict(), to=to, config={"model_type": "llama", "head_dim": rope.head_dim})
-    model.load_state_dict(weights)
-    return model.eval()
 
 
 NEAR = 64  # positions before each point of a curve, of which the largest error counts
@@ -321,27 +244,6 @@ def shift_numbers(rope: rw.RopeConfig, *, length: int = 32, shifts: int = 64, se
         "spread": float(both.max() - both.min()),
         "note": f"One query and one key, random (seed {seed}); {described(rope)}, float32",
     }
-
-
-def axial_numbers(rope: rw.RopeConfig, *, side: int = 24, row: int = 8, column: int = 11) -> dict[str, Any]:
-    """Return "panels", three of (name, patch, score over its largest `[side, side]`).
-
-    They are the patch, one in the corner, and the patch with one axis in reading order.
-    """
-    one_axis = dataclasses.replace(rope, axes=None, axes_restart=False)
-    at = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).reshape(-1, 2)
-    ones = torch.ones(rope.head_dim, dtype=torch.float64)
-    by_axes = rotated(ones, rope, at, side)
-    by_order = rotated(ones, one_axis, torch.arange(side * side), side * side)
-    panels = (
-        ("axial 2D", by_axes, (row, column)), ("axial 2D, patch in the corner", by_axes, (side - 1, 0)),
-        ("one axis, patches in reading order", by_order, (row, column)),
-    )  # fmt: skip
-    return {
-        "panels": [(name, patch, (rows @ rows[patch[0] * side + patch[1]] / rope.head_dim).view(side, side).numpy())
-                   for name, rows, patch in panels],
-        "note": f"Query and key are the same vector of ones; {described(rope)}",
-    }  # fmt: skip
 
 
 def rotated(x: Tensor, rope: rw.RopeConfig, position_ids: Tensor, seq_len: int) -> Tensor:

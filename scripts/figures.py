@@ -49,7 +49,6 @@ from ropewalk.figures.style import (
     QUIET,
     RED,
     SHADE,
-    SKY,
     WIDE,
     bar,
     caption,
@@ -61,7 +60,6 @@ from ropewalk.figures.style import (
     panel,
     render,
     style,
-    wrapped,
 )
 from ropewalk.methods import Look
 
@@ -89,19 +87,16 @@ def _curve(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look, label
     axes.plot(x, y, color=look.color, linestyle=look.line, marker=look.marker, label=label, **more)
 
 
-def _noted(figure: Figure, note: str) -> Figure:
-    """Write the note of a figure whose panels have titles of their own."""
-    if note:
-        figure.supxlabel(fit(note, wrapped(note, 74)), fontsize=fit(8, 7), color=QUIET, x=0.01, ha="left")
-    return figure
+def _pair(wide: tuple[float, float], narrow: tuple[float, float], **more: Any) -> tuple[Figure, Axes, Axes]:
+    """Return a figure of a size in inches with two panels: side by side, or one below the other on a narrow page."""
+    figure = Figure(figsize=fit(wide, narrow))
+    return (figure, *figure.subplots(*fit((1, 2), (2, 1)), **more))
 
 
-def _row(figure: Figure, count: int) -> Any:
-    """Return the axes of panels side by side; on a narrow page in rows of two, the last of which may be empty."""
-    grid = figure.subplots(*fit((1, count), (-(-count // 2), 2)), squeeze=False).ravel()
-    for axes in grid[count:]:
-        axes.set_axis_off()
-    return grid
+def _named(axes: Axes, x: str, y: str, title: str) -> None:
+    """Write the names of both axes and the title of a panel."""
+    axes.set(xlabel=x, ylabel=y)
+    panel(axes, title)
 
 
 @style()
@@ -110,9 +105,8 @@ def order(
 ) -> Figure:
     """Draw a row of attention weights for each (label, sentences); rows and columns of a panel are the words.
 
-    **Arguments:**
-    - `rows`: a sentence is the position of each word, and the weights `[words, words]`. A weight has a frame if its
-      per cent are not those of the same two words in the first sentence.
+    A sentence is the position of each word, and the weights `[words, words]`; those that differ from the first
+    sentence's in per cent have a frame.
     """
     columns = len(rows[0][1])
     figure = Figure(figsize=fit((1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)), (4.3, 1.4 + 1.9 * len(rows))))
@@ -206,14 +200,15 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
         for (step, key), value in np.ndenumerate(table):
             if np.isnan(value):
                 continue
-            wrong, stored = round(float(value)) != step - key, step == key
-            edge = INK if stored else "none"
-            _cell(axes, key, step, facecolor=_WRONG if wrong else _RIGHT, edgecolor=edge, linewidth=1.3)
-            weight = "bold" if wrong else "normal"
+            wrong = round(float(value)) != step - key
+            fill, weight = (_WRONG, "bold") if wrong else (_RIGHT, "normal")
+            _cell(axes, key, step, facecolor=fill, edgecolor=INK if step == key else "none", linewidth=1.3)
             _write(axes, key, step, round(float(value)), fit(9, 7), color=ON_LIGHT, fontweight=weight)
-        axes.set(xlim=(-0.6, table.shape[1] - 0.4), ylim=(table.shape[0] - 0.4, -0.6), aspect="equal")
+        steps, keys = table.shape
+        axes.set(
+            xlim=(-0.6, keys - 0.4), ylim=(steps - 0.4, -0.6), aspect="equal", xticks=range(keys), yticks=range(steps)
+        )
         axes.grid(False)
-        axes.set(xticks=range(table.shape[1]), yticks=range(table.shape[0]))
         panel(axes, name)
     for axes in grid[-1]:
         axes.set_xlabel("key of token n (index)")
@@ -223,83 +218,24 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
     return figure
 
 
-# -- encodings and pairings -------------------------------------------------------------------------------------------
+# -- encodings --------------------------------------------------------------------------------------------------------
 
 
 @style()
 def biases(alibi: Any, *, buckets: Any, note: str = "") -> Figure:
     """Draw ALiBi's bias of each head, and T5's bucket, by distance; a line marks where the last bucket begins."""
-    figure = Figure(figsize=fit((9.8, 4.0), (4.3, 5.6)))
-    left, right = figure.subplots(*fit((1, 2), (2, 1)))
+    figure, left, right = _pair((9.8, 4.0), (4.3, 5.6))
     for head, values in enumerate(alibi):
         color = colormaps[MAP](0.3 + 0.6 * head / max(1, len(alibi) - 1))
         left.plot(values, color=color, label=f"slope 1/{2 ** (head + 1)}")
-    left.set(ylim=(-16.5, 0.5), ylabel="added to the score (no unit)")
+    left.set_ylim(-16.5, 0.5)
     left.legend(fontsize=fit(8, 7), loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    panel(left, "ALiBi: one slope for each head")
+    _named(left, "distance (tokens)", "added to the score (no unit)", "ALiBi: one slope for each head")
     right.step(range(len(buckets)), buckets, where="post", color=RED)
     right.axvline(int((buckets == buckets.max()).argmax()), color=QUIET, linewidth=1)
-    right.set_ylabel("bucket (index)")
-    panel(right, "T5: one learned number for each bucket")
-    for axes in (left, right):
-        axes.set_xlabel("distance (tokens)")
+    _named(right, "distance (tokens)", "bucket (index)", "T5: one learned number for each bucket")
     caption(figure, "Two biases by distance", note)
     return figure
-
-
-_COLORS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, QUIET, INK)
-_BARS = {"its own pairing": Look(BLUE, ""), "the wrong pairing": Look(RED, "////"), "converted": Look(SKY, "....")}
-
-
-@style()
-def pairing(
-    pairs: Mapping[str, Sequence[tuple[int, int]]], *, losses: Mapping[str, Mapping[str, Any]], note: str = ""
-) -> Figure:
-    """Draw the features of each pair joined by arcs, for each convention, and the loss of each model.
-
-    **Arguments:**
-    - `pairs`: two features for each pair, by convention.
-    - `losses`: by model, "bars", (mean, low, high) in nats per token by case, and "uniform", the loss of an even guess.
-    """
-    width = max(4.9, 2.4 + 1.7 * len(losses))
-    figure = Figure(figsize=fit((4.5 + width, 4.8), (4.3, 6.8)))
-    split: Any = fit(((1, 2), {"width_ratios": (4.5, width)}), ((2, 1), {"height_ratios": (1.1, 1)}))
-    left, right = figure.subfigures(*split[0], squeeze=False, **split[1]).ravel()
-    tall = [1.3 + 0.32 * len(joined) * (joined[0][1] - joined[0][0] > 1) for joined in pairs.values()]
-    grid = left.subplots(len(pairs), 1, squeeze=False, height_ratios=tall)[:, 0]
-    for axes, (name, joined) in zip(grid, pairs.items(), strict=True):
-        features, top = 2 * len(joined), 0.0
-        for number, (a, b) in enumerate(joined):
-            color = _COLORS[number % len(_COLORS)]
-            for feature in (a, b):
-                _box(axes, feature, 0, 0.66, 0.6, 0.12, facecolor="white", edgecolor=color, linewidth=2)
-                _write(axes, feature, 0, number)
-            level = 0.6 + (0.32 * number if b - a > 1 else 0.0)  # crossing arcs have different heights
-            axes.plot([a, a, b, b], [0.3, level, level, 0.3], color=color, linewidth=1.6)
-            top = max(top, level)
-        axes.set(xlim=(-0.7, features - 0.3), ylim=(-0.5, top + 0.2))
-        axes.set_aspect("equal", anchor="NW")
-        axes.grid(False)
-        axes.spines["left"].set_visible(False)
-        axes.set(yticks=[], xticks=range(features), xlabel="feature of the head (index)")
-        panel(axes, name + " (number in the box: pair)")
-    caption(left, "Which features form a pair")
-    axes = right.add_subplot()
-    thick = 0.26
-    for place, of_model in enumerate(losses.values()):
-        for index, (case, (mean, low, high)) in enumerate(of_model["bars"].items()):
-            look, x = _BARS.get(case, Look(QUIET)), place + (index - 1) * thick
-            axes.bar(x, mean, thick * 0.9, color=look.color, hatch=look.line, edgecolor="white", linewidth=0,
-                     label=None if place else case)  # fmt: skip
-            axes.errorbar(x, mean, yerr=[[mean - low], [high - mean]], color=INK, linewidth=1.2, capsize=3)
-            axes.annotate(f"{mean:.2f}", (x, high), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9)
-        axes.plot([place - 0.45, place + 0.45], [of_model["uniform"]] * 2, color=QUIET, linestyle=":", linewidth=1.6)
-    axes.set_xticks(range(len(losses)), list(losses))
-    axes.set(xlim=(-0.6, len(losses) - 0.4), ylabel="loss (nats per token)")
-    axes.grid(axis="x", visible=False)
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, fontsize=fit(9, 7), columnspacing=1.2)
-    caption(right, "What the wrong pairing costs")
-    return _noted(figure, note)
 
 
 _ENCODING_LOOKS = {
@@ -319,28 +255,24 @@ def comparison(
     note: str = "",
 ) -> Figure:  # fmt: skip
     """Draw the mean loss (nats per token) by length (tokens), of each encoding and of rope under each scaling."""
-    count = 2 if scalings else 1
-    figure = Figure(figsize=fit((7.0 if count == 1 else 11.0, 4.6), (4.3, 1.0 + 3.1 * count)))
-    panels = figure.subplots(*fit((1, count), (count, 1)), sharey=True, squeeze=False).ravel()
-    _losses(panels[0], encodings, _ENCODING_LOOKS)
-    panels[0].set_ylabel("loss (nats per token)")
-    panels[0].set_title("Loss by length of the window")
-    if scalings:
-        _losses(panels[1], scalings, {name: look_of("plain" if name == "rope" else name) for name in scalings})
-        panels[1].set_title("The same ropes, scaled in the test")
-    for axes in panels:
+    figure, left, right = _pair((11.0, 4.6), (4.3, 7.2), sharey=True)
+    _losses(left, encodings, _ENCODING_LOOKS)
+    _losses(right, scalings, {name: look_of("plain" if name == "rope" else name) for name in scalings})
+    _named(left, "length of the window (tokens)", "loss (nats per token)", "every encoding, as trained")
+    _named(right, "length of the window (tokens)", "", "the same ropes, scaled in the test")
+    for axes in (left, right):
         axes.set_xscale("log", base=2)
         length_ticks(axes)
         axes.set_xticks(sorted({x for points in encodings.values() for x, _, _ in points}))
         axes.minorticks_off()
-        axes.set_xlabel("length of the window (tokens)")
         axes.axvline(trained_length, color=QUIET, linewidth=1, zorder=1)
         axes.axvspan(trained_length, right := axes.get_xlim()[1], color=SHADE, zorder=0, linewidth=0)
         axes.set_xlim(right=right)
         axes.annotate("trained length", (trained_length, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
                       textcoords="offset points", va="top", fontsize=8, color=QUIET)  # fmt: skip
         axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=fit(8, 6))
-    return _noted(figure, note)
+    caption(figure, "Loss by length of the window", note)
+    return figure
 
 
 def _losses(axes: Axes, lines: Mapping[str, Sequence[of.Point]], looks: Mapping[str, Look]) -> None:
@@ -373,8 +305,7 @@ def precision(
     distance: int, note: str = "",
 ) -> Figure:  # fmt: skip
     """Draw errors of cosines, and of scores at one distance, by position in tokens for each way of computing."""
-    figure = Figure(figsize=fit((9.8, 4.6), (4.3, 6.6)))
-    left, right = figure.subplots(*fit((1, 2), (2, 1)), sharey=True)
+    figure, left, right = _pair((9.8, 4.6), (4.3, 6.6), sharey=True)
     for axes, curves in ((left, cosines), (right, scores)):
         for name, values in curves.items():
             _curve(axes, positions, values, _PRECISION_LOOKS.get(name, OTHER), name,
@@ -386,12 +317,10 @@ def precision(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
         axes.tick_params(which="minor", length=0)
         axes.set_xlim(positions[0], positions[-1])
-        axes.set_xlabel("position (tokens)", color=INK)
-    panel(left, "cosine of an angle")
-    left.set_ylabel("error (no unit; 1 is the largest cosine)")
-    panel(right, f"score of q at m, k at m - {distance}, over |q| |k|")
+    _named(left, "position (tokens)", "error (no unit; 1 is the largest cosine)", "cosine of an angle")
+    title = f"score of q at m, k at m - {distance}, over |q| |k|"
+    _named(right, "position (tokens)", "error (no unit; 1 is the largest score)", title)
     right.tick_params(axis="y", labelleft=True)
-    right.set_ylabel("error (no unit; 1 is the largest score)")
     caption(figure, "What 32-bit angles and 16-bit tables cost", note)
     entries = left.get_legend_handles_labels()
     if fit(True, False):
@@ -414,13 +343,15 @@ def _short(value: float) -> str:
 def tables(alike: Mapping[str, Any], *, note: str = "") -> Figure:
     """Draw the cosine between every two positions of each table, `[positions, positions]`."""
     figure = Figure(figsize=fit((3.1 * len(alike), 4.0), (4.3, 5.4)))
-    grid = _row(figure, len(alike))
+    grid = figure.subplots(*fit((1, 3), (2, 2))).ravel()
+    for axes in grid[len(alike) :]:
+        axes.set_axis_off()
     for axes, (name, cosines) in zip(grid, alike.items(), strict=False):
         image = heat(axes, cosines, vmin=-1, vmax=1)
         axes.set_aspect("equal")
         panel(axes, name)
-        axes.set_xlabel("position (tokens)", color=INK)
-    for axes in grid[:: fit(len(alike), 2)]:
+        axes.set_xlabel("position (tokens)")
+    for axes in grid[:: fit(3, 2)]:
         axes.set_ylabel("position (tokens)")
     place = fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40})
     bar(figure, image, grid, "cosine (no unit)", **place)
@@ -440,8 +371,7 @@ def shift(
     grid: Any, *, start: tuple[int, int], shifts: Any, curves: Mapping[str, Any], spread: float, note: str = ""
 ) -> Figure:
     """Draw scores of a random query and key by both positions, and with both moved, or only one."""
-    figure = Figure(figsize=fit((9.2, 4.4), (4.3, 6.6)))
-    left, right = figure.subplots(*fit((1, 2), (2, 1)))
+    figure, left, right = _pair((9.2, 4.4), (4.3, 6.6))
     image = heat(left, grid)
     left.set_aspect("equal")
     bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
@@ -450,8 +380,8 @@ def shift(
     for color, width in (("white", 3.2), (BLUE, 1.8)):
         left.plot([n, n + ahead], [m, m + ahead], color=color, linewidth=width)
     left.plot([n], [m], color="white", marker="o", markersize=8, markeredgecolor=BLUE, markeredgewidth=1.8)
-    panel(left, "every query position, every key position")
-    left.set(xlabel="key position n (tokens)", ylabel="query position m (tokens)")
+    title = "every query position, every key position"
+    _named(left, "key position n (tokens)", "query position m (tokens)", title)
     for name, values in curves.items():
         label = f"{name} (within {spread:.0e})" if name == "both move" else name
         _curve(right, shifts, values, _MOVES[name], label, markevery=max(1, len(shifts) // 8))
@@ -459,30 +389,9 @@ def shift(
     length_ticks(right)
     low, high = right.get_ylim()
     right.set_ylim(low, high + 0.4 * (high - low))
-    panel(right, f"the circle (m = {m}, n = {n}) moved")
-    right.set(xlabel="shift (tokens)", ylabel="score q·k / √head_dim")
+    _named(right, "shift (tokens)", "score q·k / √head_dim", f"the circle (m = {m}, n = {n}) moved")
     right.legend(loc="upper left")
     caption(figure, "A score depends only on the distance", note)
-    return figure
-
-
-@style()
-def axial(panels: Sequence[tuple[str, tuple[int, int], Any]], *, note: str = "") -> Figure:
-    """Draw the score of one patch's query with every patch's equal key, in axial 2D and in reading order."""
-    figure = Figure(figsize=fit((1.4 + 3.1 * len(panels), 4.15), (4.3, 5.4)))
-    grid = _row(figure, len(panels))
-    low = min(float(values.min()) for _, _, values in panels)
-    for axes, (name, (row, column), values) in zip(grid, panels, strict=False):
-        image = heat(axes, values, vmin=low, vmax=1.0)
-        axes.set_aspect("equal")
-        axes.plot([column], [row], color="white", marker="x", markersize=7, markeredgewidth=3.2)
-        axes.plot([column], [row], color=RED, marker="x", markersize=6, markeredgewidth=1.8)
-        panel(axes, name)
-        axes.set_xlabel("column (patches)")
-    grid[0].set_ylabel("row (patches)")
-    place = fit({"shrink": 0.8, "pad": 0.02}, {"location": "bottom", "aspect": 40})
-    bar(figure, image, grid, "score / its largest (no unit)", **place)
-    caption(figure, "One patch against all others", note)
     return figure
 
 
@@ -551,7 +460,6 @@ def versions(draw: Callable[[], Figure]) -> dict[str, str]:
 
 
 PAPER = rw.RopeConfig(64, interleaved=False)
-IMAGE = rw.RopeConfig(64, interleaved=False, theta=100.0, axes=(0,) * 16 + (1,) * 16, axes_restart=True)
 FIGURES: dict[str, Callable[[], Figure]] = {
     "order": lambda: order(**of.order_numbers()),
     "tables": lambda: tables(**of.tables_numbers(PAPER)),
@@ -562,8 +470,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "maps": rw.figures.maps,
     "unseen": partial(rw.figures.unseen, "phi_3_5_mini"),
     "comparison": lambda: comparison(**of.comparison_numbers()),
-    "pairing": lambda: pairing(**of.pairing_numbers()),
-    "axial": lambda: axial(**of.axial_numbers(IMAGE)),
     "cache": lambda: cache(**of.cache_numbers()),
     "precision": lambda: precision(**of.precision_numbers()),
 }

@@ -136,7 +136,10 @@ def main() -> None:
         print("SKIPPED vllm: no environment; run make engines ENGINES=vllm")
         return
     name, start, servers = ("verify-servers-vllm", vllm, VLLM) if of_vllm else ("verify-servers", llama_cpp, LLAMA_CPP)
-    path, state = RESULTS / f"{name}.json", ROOT / "benchmarks" / "state" / name  # predictions, saved for the next server
+    path, state = (
+        RESULTS / f"{name}.json",
+        ROOT / "benchmarks" / "state" / name,
+    )  # predictions, saved for the next server
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"servers": []}
     for model, (title, (options, every)) in itertools.product(models, servers.items()):
         weights = "float32" if of_vllm else model.stem.rpartition(".")[2]

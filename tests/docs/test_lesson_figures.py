@@ -21,6 +21,7 @@ from tests.oracle import ladder
 pytest.importorskip("matplotlib")
 figures = pytest.importorskip("figures", reason="the source distribution has no scripts/")
 explorer_stills = pytest.importorskip("explorer_stills")
+explorer_numbers = pytest.importorskip("explorer_numbers")
 ROOT = Path(__file__).parents[2]
 if not (ROOT / "docs").exists():
     pytest.skip("the source distribution has no docs/", allow_module_level=True)
@@ -101,17 +102,6 @@ def test_precision_against_float64() -> None:
     assert angles[-1] == pytest.approx(np.abs(product - np.cos(np.outer(near, f))).max(), rel=1e-3)
 
 
-def test_pairs_are_those_that_rotation_mixes() -> None:
-    """Turning one feature reaches its partner and no other, in each convention."""
-    for interleaved in (True, False):
-        cos, sin = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=interleaved)).cos_sin(torch.tensor([1]))
-        for first, second in numbers.pairs_of(8, interleaved):
-            one = torch.zeros(1, 1, 1, 8)
-            one[..., first] = 1
-            turned = rw.rotate(one, cos, sin, interleaved=interleaved)[0, 0, 0]
-            assert turned.nonzero().flatten().tolist() == [first, second]
-
-
 def test_tables_are_the_papers_and_a_trained_one() -> None:
     """In two tables the mean cosine of angles at the distance; the learned one is not noise."""
     found = numbers.tables_numbers(rw.RopeConfig(32, interleaved=False))
@@ -148,27 +138,11 @@ def test_a_shift_of_both_changes_nothing() -> None:
     assert found["spread"] < 2e-6
 
 
-def test_axial_similarity_is_a_mean_of_cosines() -> None:
-    """Half of the pairs follow the row, half the column; in reading order there is one number for both."""
-    grid = rw.RopeConfig(16, interleaved=False, theta=100.0, axes=(0,) * 4 + (1,) * 4, axes_restart=True)
-    found = numbers.axial_numbers(grid, side=5, row=1, column=3)
-    f = 100.0 ** (-np.arange(4) / 4)
-    (_, patch, cross), (_, corner, moved), (_, _, order) = found["panels"]
-    assert (patch, corner) == ((1, 3), (4, 0))
-    for row, column in ((0, 0), (1, 4), (4, 2)):
-        wanted = (np.cos((row - 1) * f).sum() + np.cos((column - 3) * f).sum()) / 8
-        assert cross[row, column] == pytest.approx(wanted, abs=1e-12)
-        wanted = (np.cos((row - 4) * f).sum() + np.cos(column * f).sum()) / 8
-        assert moved[row, column] == pytest.approx(wanted, abs=1e-12)
-        wanted = np.cos((5 * row + column - 8) * 100.0 ** (-np.arange(8) / 8)).mean()
-        assert order[row, column] == pytest.approx(wanted, abs=1e-12)
-
-
 def test_the_wrong_pairing_costs_and_conversion_mends_it() -> None:
     """Losses by one plain forward; the converted model's are the model's own up to rounding."""
+    found = explorer_numbers.pairing_entry("tiny", 3, 32)
+    own, wrong, mended = (case["loss"] for case in found["cases"])
     model = rotary_model("tiny")
-    found = numbers.losses(model, 3, 32)
-    own, wrong, mended = (found["bars"][name] for name in ("its own pairing", "the wrong pairing", "converted"))
     ids = windows(model, 3, 32)
     with torch.inference_mode():
         logits = model(ids)
@@ -227,7 +201,7 @@ def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         figures.main(["roll"])
     drawn = {f"{name}{ending}" for name in figures.FIGURES for ending in endings}
-    stills = {f"picture-{name}-{scheme}.png" for name in explorer_stills.SHOWN for scheme in ("light", "dark")}
+    stills = {f"picture-{name}-{scheme}.png" for name in explorer_stills.PICTURES for scheme in ("light", "dark")}
     assert {path.name for path in (ROOT / "docs" / "figures").iterdir()} == drawn | stills
 
 
@@ -236,7 +210,7 @@ def test_figures_are_written_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_stills_show_the_pictures_as_they_are(tmp_path: Path) -> None:
     """Each is of the explorer's present markup and styles; else run scripts/explorer_stills.py."""
     with browser() as chromium:
-        for name in explorer_stills.SHOWN:
+        for name in explorer_stills.PICTURES:
             page, digest = explorer_stills.opened(chromium, tmp_path, name, "light")
             page.close()
             for scheme in ("light", "dark"):
@@ -263,26 +237,16 @@ def test_given_numbers_are_shown() -> None:
     cache = figures.cache({"right": np.array([[0.0, np.nan], [1.0, 0.0]]), "again": wrong})
     texts = [(text.get_text(), text.get_fontweight()) for text in cache.axes[1].texts]
     assert texts == [("0", "normal"), ("-2", "bold"), ("0", "normal")]
-    bars = {"its own pairing": (3.0, 3.0, 3.0), "the wrong pairing": (5.0, 4.5, 5.5), "converted": (3.0, 3.0, 3.0)}
-    pairs = {"interleaved": [(0, 1), (2, 3)], "half-split": [(0, 2), (1, 3)]}
-    pairing = figures.pairing(pairs, losses={"tiny": {"uniform": 8.0, "bars": bars}})
-    for figure in (order, cache, pairing):
+    for figure in (order, cache):
         check_units(figure)
 
 
 def test_the_figures_of_one_rope_show_their_numbers() -> None:
-    """Tables; the curves of a shift; a picture for each patch."""
-    grid = rw.RopeConfig(8, interleaved=True, theta=100.0, axes=(0, 0, 1, 1), axes_restart=True)
-    small = rw.RopeConfig(8, interleaved=False)
-    of_shift = numbers.shift_numbers(small, length=4, shifts=2)
-    of_axial = numbers.axial_numbers(grid, side=4, row=1, column=2)
-    shift, axial = figures.shift(**of_shift), figures.axial(**of_axial)
-    for figure in (shift, axial, figures.tables(**numbers.tables_numbers(figures.PAPER))):
+    """Tables; the curves of a shift."""
+    of_shift = numbers.shift_numbers(rw.RopeConfig(8, interleaved=False), length=4, shifts=2)
+    shift = figures.shift(**of_shift)
+    for figure in (shift, figures.tables(**numbers.tables_numbers(figures.PAPER))):
         check_units(figure)
     left, right = shift.axes[:2]
     assert np.array_equal(np.asarray(left.images[0].get_array()), of_shift["grid"])
     assert list(lines(right).values()) == [values.tolist() for values in of_shift["curves"].values()]
-    for axes, (name, (row, column), values) in zip(axial.axes[:3], of_axial["panels"], strict=True):
-        assert axes.get_title(loc="left") == name
-        assert np.array_equal(np.asarray(axes.images[0].get_array()), values)
-        assert axes.lines[0].get_data() == ([column], [row])

@@ -198,6 +198,8 @@ def explorer_page(data: Mapping[str, Any], model: str = "") -> str:
 def picture_page(name: str) -> str:
     """Return the page of one picture, for another page to embed; `name`: its id."""
     data: dict[str, Any] = {"only": name}
+    if name == "pairing":
+        data["pairings"] = numbers("pairings")
     if name == "wavelengths":
         data |= {"presets": numbers("presets"), "opened": {"preset": None}}
     return explorer_page(data, packed_model() if name == "past" else "")
