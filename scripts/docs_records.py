@@ -37,6 +37,7 @@ MARKS = re.compile(
 PICTURES = {
     "sentence": "before=3", "add": "position=7", "clocks": "position=40", "pairing": "convention=half&pairing.case=1",
     "sum": "distance=20", "past": "position=400", "wavelengths": "model=llama_2_7b", "grid": "size=20",
+    "encodings": "encoding=alibi",
 }  # fmt: skip
 """Pictures of the explorer that stand on pages, and the values that their stills show."""
 Record = dict[str, Any]
@@ -101,19 +102,6 @@ def chance() -> str:
         for name, one in document("facts.json").items() if name.startswith("blind")
     ]  # fmt: skip
     return table(["model", "facts", "tokens seen", "windows", "found", "share", "runs with a false `works`"], rows)
-
-
-def agreement() -> str:
-    """Return how often two runs of the doctor on separate stretches give the same answer."""
-    rows = []
-    for name, one in document("facts.json").items():
-        if name.startswith("agreement"):
-            answers = Counter(f"{run['action']} {run['method'] or ''}".strip() for run in one["runs"])
-            said = ", ".join(f"{answer} {count}" for answer, count in answers.most_common())
-            same = one["same_length_of_those"]
-            rows.append([one["engine"], said, f"{one['same_action_and_method']:.2f}",
-                         "" if same is None else f"{same:.2f}"])  # fmt: skip
-    return table(["engine", "answers of 30 runs", "pairs that agree", "of those on the length"], rows)
 
 
 def league(model: str) -> str:
@@ -539,7 +527,7 @@ def gpu(results: Path = RESULTS) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
+    "chance": chance, "answers": answers, "rule-errors": rule_errors,
     "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.figures.material import Array, described, frequencies, theta_of
-from ropewalk.models.encodings import Sizes, sinusoidal_table, t5_bucket
+from ropewalk.models.encodings import sinusoidal_table
 from ropewalk.statistics import mean_and_interval
 
 WORDS = ("dog", "bites", "man")
@@ -107,17 +107,6 @@ def _cached_distances(way: str, tokens: int) -> Array:
         elif way == "keys rotated again":
             rope.rotate(keys, position_ids=torch.arange(step + 1), layout="bhsd", inplace=True)
     return distances
-
-
-def biases_numbers(heads: int = 8, longest: int = 128) -> dict[str, Any]:
-    """Return ALiBi's bias `[heads, distances]` and T5's bucket `[distances]` at distances 0, 1, ..., `longest`."""
-    distances = torch.arange(longest + 1)
-    sizes = Sizes(hidden_size=8 * heads, num_attention_heads=heads, head_dim=8)
-    return {
-        "alibi": rw.encodings.ALiBi().build(sizes).of_distance(distances).numpy(),
-        "buckets": t5_bucket(distances, num_buckets=32, max_distance=128, causal=True).numpy(),
-        "note": f"ALiBi with {heads} heads; T5 with 32 buckets and a largest distance of 128, causal.",
-    }
 
 
 NEAR = 64  # positions before each point of a curve, of which the largest error counts

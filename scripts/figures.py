@@ -24,7 +24,6 @@ from typing import Any
 
 import figure_numbers as of
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -40,7 +39,6 @@ from ropewalk.figures.style import (
     BLUE,
     GREEN,
     INK,
-    MAP,
     NARROW,
     ON_LIGHT,
     ORANGE,
@@ -215,26 +213,6 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel("query of token m (index)")
     caption(figure, "The distance between query and key that each score contains", note)
-    return figure
-
-
-# -- encodings --------------------------------------------------------------------------------------------------------
-
-
-@style()
-def biases(alibi: Any, *, buckets: Any, note: str = "") -> Figure:
-    """Draw ALiBi's bias of each head, and T5's bucket, by distance; a line marks where the last bucket begins."""
-    figure, left, right = _pair((9.8, 4.0), (4.3, 5.6))
-    for head, values in enumerate(alibi):
-        color = colormaps[MAP](0.3 + 0.6 * head / max(1, len(alibi) - 1))
-        left.plot(values, color=color, label=f"slope 1/{2 ** (head + 1)}")
-    left.set_ylim(-16.5, 0.5)
-    left.legend(fontsize=fit(8, 7), loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    _named(left, "distance (tokens)", "added to the score (no unit)", "ALiBi: one slope for each head")
-    right.step(range(len(buckets)), buckets, where="post", color=RED)
-    right.axvline(int((buckets == buckets.max()).argmax()), color=QUIET, linewidth=1)
-    _named(right, "distance (tokens)", "bucket (index)", "T5: one learned number for each bucket")
-    caption(figure, "Two biases by distance", note)
     return figure
 
 
@@ -465,7 +443,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "tables": lambda: tables(**of.tables_numbers(PAPER)),
     "layer": lambda: layer(**of.layer_numbers()),
     "shift": lambda: shift(**of.shift_numbers(PAPER)),
-    "biases": lambda: biases(**of.biases_numbers()),
     "decay": partial(rw.figures.decay, PAPER, model="tiny"),
     "maps": rw.figures.maps,
     "unseen": partial(rw.figures.unseen, "phi_3_5_mini"),

@@ -1,4 +1,4 @@
-"""Judge servers of SmolLM2-135M with `ropewalk verify` at its defaults: the real `vllm serve` on the CPU, or llama.cpp's.
+"""Judge servers of SmolLM2-135M with `ropewalk verify` at its defaults: the real `vllm serve` on a CPU, or llama.cpp's.
 
 python benchmarks/engines/servers.py FOLDER            # vLLM: the folder of the checkpoint, with weights and tokenizer
 python benchmarks/engines/servers.py FILE.gguf ...     # llama.cpp

@@ -74,18 +74,6 @@ def test_a_cache_shows_these_distances() -> None:
         np.testing.assert_allclose(found[way], np.where(n <= m, distances, np.nan), rtol=0, atol=1e-6)
 
 
-def test_biases_by_distance() -> None:
-    """ALiBi's slopes halve from head to head; T5's last bucket begins at 113, and the figure marks it."""
-    found = numbers.biases_numbers()
-    np.testing.assert_allclose(found["alibi"][:, 8], [-8 / 2 ** (head + 1) for head in range(8)])
-    assert (found["buckets"][[15, 16, 112, 113, 128]] == [15, 16, 30, 31, 31]).all()
-    figure = figures.biases(**found)
-    check_units(figure)
-    left, right = figure.axes
-    assert len(lines(left)) == 8
-    assert list(right.lines[1].get_xdata()) == [113, 113]
-
-
 def test_precision_against_float64() -> None:
     """Ropewalk's tables stay within 1.2e-7, bfloat16's within half a unit at 1; float32 angles grow with position."""
     found = numbers.precision_numbers(head_dim=16, longest=1_000_000, points=6)

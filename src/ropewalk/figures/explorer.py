@@ -164,17 +164,18 @@ def explorer_data(source: Checkpoint | None = None, *, site: str | None = None) 
     return {
         "version": __version__,
         "site": site,
+        **{name: numbers(name) for name in NUMBERS[1:]},
         "presets": [*own, *numbers("presets")],
         "methods": method_entries(),
-        "encodings": numbers("encodings"),
-        "heads": numbers("heads"),
-        "pairings": numbers("pairings"),
         "opened": {"preset": own[0]["id"] if own else None},
     }
 
 
+NUMBERS = ("presets", "encodings", "heads", "pairings")
+
+
 def numbers(name: str) -> Any:
-    """Return the content of one file of the folder `numbers`."""
+    """Return the content of one file of the folder `numbers`; `name`: one of `NUMBERS`."""
     return json.loads(resources.files("ropewalk.figures").joinpath("numbers", f"{name}.json").read_text("utf-8"))
 
 
@@ -197,11 +198,9 @@ def explorer_page(data: Mapping[str, Any], model: str = "") -> str:
 
 def picture_page(name: str) -> str:
     """Return the page of one picture, for another page to embed; `name`: its id."""
-    data: dict[str, Any] = {"only": name}
-    if name == "pairing":
-        data["pairings"] = numbers("pairings")
-    if name == "wavelengths":
-        data |= {"presets": numbers("presets"), "opened": {"preset": None}}
+    data: dict[str, Any] = {"only": name, "opened": {"preset": None}}
+    if (key := {"wavelengths": "presets", "pairing": "pairings"}.get(name, name)) in NUMBERS:
+        data[key] = numbers(key)
     return explorer_page(data, packed_model() if name == "past" else "")
 
 
