@@ -1,25 +1,30 @@
-"""Does the doctor find what is not there? What a blind model finds.
+"""Is the doctor's measure what it says? Chance of a blind model, agreement of separate runs, and power.
 
     python benchmarks/facts.py --texts FOLDER [--smollm2 GGUF] [--again]
 
-Windows are read from the last trained length of tokens only, so that every far fact is out of sight; the questions
-about far facts are asked as in the doctor. `tiny` reads 200 windows with facts of each kind, SmolLM2 eight. Runs of
-eight windows are drawn from them, and looked at after 1, 2, 4 and 8. FOLDER holds bleak_house.txt and moby_dick.txt.
-Each part is saved when it is done; the same command resumes. About 10 minutes on two cores with SmolLM2.
+- Chance: windows are read from the last trained length of tokens only, so that every far fact is out of sight; the
+  questions about far facts are asked as in the doctor. `tiny` reads 200 windows with facts of each kind, SmolLM2 eight.
+  Runs of eight windows are drawn from them, and looked at after 1, 2, 4 and 8.
+- Agreement: the doctor on 30 disjoint stretches of Moby-Dick, each for itself.
+
+FOLDER holds bleak_house.txt and moby_dick.txt. Each part is saved when it is done; the same command continues, and
+--again measures all of them again. About 20 minutes on two cores, 10 without SmolLM2.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from functools import partial
+import itertools
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from records import RESULTS, add_again, environment, excerpt, started
+from records import RESULTS, add_again, environment, excerpt, source_of, started
 
+import ropewalk as rw
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
@@ -27,10 +32,11 @@ from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
 from ropewalk.diagnosis.plan import LOOKS
 
 RUNS = 2000
+STRETCHES, STRETCH = 30, 34_000  # of Moby-Dick, characters
 UNSEEN = 0.95  # `tiny` was trained on the first 95 % of the other novels
 
 
-def blind(source: str, text: str, *, kind: str, windows: int, target: int) -> dict[str, Any]:
+def blind(source: str, text: str, kind: str, *, windows: int, target: int) -> dict[str, Any]:
     """Ask for far facts that the model cannot see; return what is found, and how often chance seems refuted."""
     reader = open_reader(source, name=source, dtype=torch.float32, device=torch.device("cpu"))
     tokenizer, trained, found = reader.tokenizer, reader.trained_length, list[list[list[int]]]()
@@ -70,6 +76,28 @@ def of_chance(found: Sequence[Sequence[Sequence[int]]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def agreement(text: str, engine: str) -> dict[str, Any]:
+    """Run the doctor on disjoint stretches; how often do two runs give the same action, method and length?"""
+    rows = []
+    for number in range(min(STRETCHES, len(text) // STRETCH)):
+        part = text[number * STRETCH : (number + 1) * STRETCH]
+        with tempfile.TemporaryDirectory() as state:
+            found = rw.doctor("tiny", text=[("part", part)], engine=engine, methods="yarn,llama3,dca", state=state,
+                              progress=False)  # fmt: skip
+        verdict = found.verdict
+        reached = None if verdict.method is None else found.evidence.standings[verdict.method].half
+        around = None if reached is None else [reached.low, reached.high]
+        answer = {"action": verdict.action, "method": verdict.method, "length": verdict.length}
+        source = source_of(part, "moby_dick.txt", number * STRETCH)
+        rows.append({**answer, "text": source, "windows": found.evidence.windows, "half": around})
+        print(f"agreement, {engine}: {number + 1} of {STRETCHES}: {verdict.headline}", flush=True)
+    pairs = list(itertools.combinations(rows, 2))
+    same = [one["action"] == other["action"] and one["method"] == other["method"] for one, other in pairs]
+    lengths = [one["length"] == other["length"] for (one, other), alike in zip(pairs, same, strict=True) if alike]
+    return {"engine": engine, "runs": rows, "pairs": len(pairs), "same_action_and_method": float(np.mean(same)),
+            "same_length_of_those": float(np.mean(lengths)) if lengths else None}  # fmt: skip
+
+
 def main() -> None:
     """Run the parts that the record lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,12 +109,17 @@ def main() -> None:
     record = started(given)
     (bleak, of_bleak), (moby, of_moby) = (excerpt(given.texts, name, 0) for name in ("bleak_house", "moby_dick"))
     unseen = bleak[int(UNSEEN * len(bleak)) :] + moby[: len(moby) // 2]
-    models = {"tiny": partial(blind, "tiny", unseen, windows=200, target=1024)}
+    parts: dict[str, Callable[[], Any]] = {
+        **{f"blind_tiny_{kind}": lambda kind=kind: blind("tiny", unseen, kind, windows=200, target=1024)
+           for kind in KINDS},
+        **{f"agreement_{engine}": lambda engine=engine: agreement(moby, engine) for engine in ("python", "vllm")},
+    }  # fmt: skip
     if given.smollm2:
-        models["smollm2"] = partial(blind, given.smollm2, bleak, windows=8, target=16384)
-    for model, kind in ((model, kind) for model in models for kind in KINDS):
-        if (name := f"blind_{model}_{kind}") not in record:
-            record |= {"generator": "ropewalk", "texts": [of_bleak, of_moby], name: models[model](kind=kind)}
+        parts |= {f"blind_smollm2_{kind}": lambda kind=kind: blind(given.smollm2, bleak, kind, windows=8, target=16384)
+                  for kind in KINDS}  # fmt: skip
+    for name, part in parts.items():
+        if name not in record:
+            record |= {"generator": "ropewalk", "texts": [of_bleak, of_moby], name: part()}
             record["environment"] = environment()
             write_json(given.record, record)
 

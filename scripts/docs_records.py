@@ -104,6 +104,19 @@ def chance() -> str:
     return table(["model", "facts", "tokens seen", "windows", "found", "share", "runs with a false `works`"], rows)
 
 
+def agreement() -> str:
+    """Return how often two runs of the doctor on separate stretches give the same answer."""
+    rows = []
+    for name, one in document("facts.json").items():
+        if name.startswith("agreement"):
+            answers = Counter(f"{run['action']} {run['method'] or ''}".strip() for run in one["runs"])
+            said = ", ".join(f"{answer} {count}" for answer, count in answers.most_common())
+            same = one["same_length_of_those"]
+            rows.append([one["engine"], said, f"{one['same_action_and_method']:.2f}",
+                         "" if same is None else f"{same:.2f}"])  # fmt: skip
+    return table(["engine", "answers of 30 runs", "pairs that agree", "of those on the length"], rows)
+
+
 def league(model: str) -> str:
     """Return what each method finds that needs no tuning, the best first."""
     runs = list(document("league.json")[model].values())
@@ -350,40 +363,6 @@ def models() -> str:
     )
 
 
-def verify() -> str:
-    """Return the conclusions of verify for engines with a known rope, and the bound of its false "as expected"."""
-    record = document("verify-confusion.json")
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for run in record["each"]:
-        groups.setdefault((run["model"].removesuffix("-Instruct.Q4_1"), run["kind"]), []).append(run)
-    names = {"ours": "our forward, with noise", "llama.cpp": "llama.cpp's server"}
-    heads = ["engine", "checks", "right: as expected", "wrong: named", "wrong: nothing fits", "wrong: undecided",
-             "wrong: as expected", "requests", "seconds"]  # fmt: skip
-
-    def cells(runs: Sequence[Record]) -> list[str]:
-        count = Counter((run["truth"], run["verdict"]) for run in runs)
-        right = sum(run["truth"] == "as expected" for run in runs)
-        wrong = sum(run["truth"] == "other" for run in runs)
-        requests, seconds = (sorted(run[key] for run in runs) for key in ("requests", "seconds"))
-        middle = len(runs) // 2
-        return [
-            str(len(runs)), f"{count['as expected', 'as expected']} of {right}",
-            f"{count['other', 'other']} of {wrong}",
-            str(count["other", "none"]), str(count["other", "undecided"]), str(count["other", "as expected"]),
-            f"{requests[middle]} (most {requests[-1]})", f"{seconds[middle]:.1f}",
-        ]  # fmt: skip
-
-    rows = [[f"{model}, {names[kind]}", *cells(runs)] for (model, kind), runs in groups.items()]
-    drawn = table(heads, [*rows, ["all", *cells(record["each"])]])
-    false = record["false_as_expected"]
-    return (
-        f"{drawn}\n\n{where(record)}; with other work on the machine. Requests and seconds are medians. False "
-        f'"as expected": {false["checks"]} of {false["of"]:,} checks of wrong engines, with an upper 95 % bound of '
-        f"{false['upper_95']:.2%}; {false['pairs']} of {false['of_pairs']:,} different pairs of model and fault, "
-        f"{false['upper_95_of_pairs']:.2%}."
-    )
-
-
 def verify_servers() -> str:
     """Return the verdict about each server of SmolLM2 in llama.cpp and vLLM at defaults, and its cost."""
     records = {"llama.cpp": document("verify-servers.json"), "vLLM": document("verify-servers-vllm.json")}
@@ -527,12 +506,12 @@ def gpu(results: Path = RESULTS) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "chance": chance, "answers": answers, "rule-errors": rule_errors,
+    "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
     "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
     "rotation": rotation, "attention": attention, "forward": forward,
     "encodings": encodings, "classification": classification,
-    "models": models, "verify": verify, "verify-servers": verify_servers, "vllm-plugin": vllm_plugin,
+    "models": models, "verify-servers": verify_servers, "vllm-plugin": vllm_plugin,
     "methods": methods, "status": status, "gpu": gpu, "engines": engines,
 }  # fmt: skip
 
