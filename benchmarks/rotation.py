@@ -3,7 +3,7 @@
 Each contender's result is compared with a float64 oracle. Then contenders take turns, and ratios are of medians.
 Records are appended to `results/rotation.jsonl`. Usage:
 
-    python benchmarks/rotation.py [--preset quick] [--instructions avx2] [--device cuda] [--from RECORDS]
+    python benchmarks/rotation.py [--instructions avx2] [--device cuda] [--from RECORDS]
 
 With `--device cuda` the groups run on a GPU, and records go to `results/gpu-rotation.jsonl`.
 """
@@ -13,9 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,20 +84,12 @@ class Work:
         self.inputs = [first, *(tuple(x.clone() for x in first) for _ in range(self.sets - 1))]
         self.outs = [tuple(torch.zeros_like(x) for x in first) for _ in range(self.sets)]
         self.cos, self.sin = case.cos_sin(device)
+        self.compiled: Any = None  # transformers' function for this shape
 
     @property
     def weight(self) -> Tensor:
         """Return the norms' weight, which is not constant, so that a norm that ignores it fails."""
         return torch.linspace(0.5, 1.5, self.case.head_dim).to(self.device, self.case.dtype)
-
-    @cached_property
-    def compiled(self) -> Any:
-        """Return transformers' function compiled for the shape that is timed: static shapes, one graph.
-
-        Earlier compiled code is dropped, so that no limit on recompiling is reached.
-        """
-        torch.compiler.reset()
-        return torch.compile(_eager(), dynamic=False, fullgraph=True)
 
 
 # -- correctness ------------------------------------------------------------------------------------------------------
@@ -187,15 +179,15 @@ def _fused(work: Work, i: int) -> Call:
     return lambda: rw.fused.qk_norm_rotate(q, k, weight, weight, cos, sin, eps=NORM_EPS, interleaved=pairing)
 
 
-def _eager() -> Any:
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    return apply_rotary_pos_emb
-
-
 def _transformers(work: Work, i: int, compiled: bool = False) -> Call:
     """Call transformers' function of Llama. Tables have the dtype of the model, as its rotary embedding makes them."""
-    function = work.compiled if compiled else _eager()
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as function
+
+    if compiled:
+        if i == 0:
+            torch.compiler.reset()  # so that no limit on recompiling is reached
+            work.compiled = torch.compile(function, dynamic=False, fullgraph=True)
+        function = work.compiled
     cos, sin = (torch.cat((table, table), -1)[None].to(work.case.dtype) for table in (work.cos, work.sin))
     q, *rest = (x.transpose(1, 2) for x in work.inputs[i])
     k = rest[0] if rest else q[:, :0]  # it takes both: keys of no heads cost it next to nothing
@@ -231,61 +223,44 @@ def built(name: str, work: Work) -> Contender:
 class Preset:
     """Sizes of a run: the shape of the bounds, the tokens of the sweep, and seconds for each group.
 
-    `judged`: the bounds are meant for this shape. The heads are those of Llama-3-8B.
+    The heads are those of Llama-3-8B.
     """
 
-    name: str
     tokens: int = 4096
     sweep: tuple[int, ...] = (64, 256, 1024, 4096, 16_384)
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 128
     seconds: float = 6.0
-    judged: bool = True
 
 
-PRESETS = {
-    "default": Preset("default"),
-    "quick": Preset("quick", tokens=64, sweep=(16, 64), heads=8, kv_heads=2, seconds=0.2, judged=False),
-    "gpu": Preset("gpu", tokens=8192, sweep=(64, 1024, 8192, 131_072), seconds=3.0, judged=False),
-}
+PRESETS = {"default": Preset(), "gpu": Preset(tokens=8192, sweep=(64, 1024, 8192, 131_072), seconds=3.0)}
+Group = tuple[str, Case, tuple[str, ...]]
+"""What bounds and the report look for, the case, and the contenders that take turns on it, by name."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Contenders, by name, that take turns on one case. `kind` is what bounds and the report look for."""
-
-    kind: str
-    case: Case
-    names: tuple[str, ...]
-
-
-def groups_of(preset: Preset, *, device: str = "cpu", peers: Collection[str] | None = None) -> list[Group]:
-    """Return every group of a run, the bounds' own first; `peers` names those that take part (None: all)."""
-    theirs = tuple(name for name in PEERS if peers is None or name in peers)
+def groups_of(preset: Preset, *, device: str = "cpu") -> list[Group]:
+    """Return every group of a run, the bounds' own first."""
     shape = Case(seq=preset.tokens, heads=preset.heads, head_dim=preset.head_dim, dtype=DTYPES[0], interleaved=False)
-    both, eager = replace(shape, kv_heads=preset.kv_heads), theirs[: theirs.count(PEERS[0])]
-    on_cpu, gradients, groups = device == "cpu", (FORWARD, BACKWARD), []
+    both = replace(shape, kv_heads=preset.kv_heads)
+    on_cpu, gradients, groups = device == "cpu", (FORWARD, BACKWARD), list[Group]()
     for dtype in DTYPES:
         if on_cpu:
-            names = (COPY, CLONE, IN_PLACE, GIVEN, NEW, INTERLEAVED, *gradients)
-            groups.append(Group("one tensor", replace(shape, dtype=dtype),
-                                (*names, *theirs * (dtype == torch.bfloat16))))  # fmt: skip
+            names = (COPY, CLONE, IN_PLACE, GIVEN, NEW, INTERLEAVED, *gradients, *PEERS * (dtype == torch.bfloat16))
+            groups.append(("one tensor", replace(shape, dtype=dtype), names))
         decoded = replace(both, seq=1, offset=preset.tokens, dtype=dtype)
-        groups.append(Group("one decoded token", decoded, (NEW, *eager)))
-        groups.append(Group("norm and rotation", replace(both, dtype=dtype), (FUSED, SEPARATE)))
-    swept = (COPY, IN_PLACE, GIVEN, NEW, *gradients * (not on_cpu), *theirs)
-    groups += [Group("sweep", replace(both, seq=seq, dtype=dtype), swept) for dtype in DTYPES for seq in preset.sweep]
-    return groups
+        groups.append(("one decoded token", decoded, (NEW, PEERS[0])))
+        groups.append(("norm and rotation", replace(both, dtype=dtype), (FUSED, SEPARATE)))
+    swept = (COPY, IN_PLACE, GIVEN, NEW, *gradients * (not on_cpu), *PEERS)
+    return groups + [("sweep", replace(both, seq=seq, dtype=dtype), swept) for dtype in DTYPES for seq in preset.sweep]
 
 
-def run(
-    preset: Preset, *, device: str = "cpu", seconds: float | None = None, peers: Sequence[str] | None = None
-) -> Iterator[Record]:
-    """Check and time each group; yield its record. `seconds` for each group replaces the preset's."""
-    shared = {"run": uuid.uuid4().hex[:12], "preset": preset.name, **environment(device)}
-    for group in groups_of(preset, device=device, peers=peers):
-        print(f"{group.kind}: {group.case.name}", file=sys.stderr, flush=True)
+def run(name: str, *, device: str = "cpu", seconds: float | None = None) -> Iterator[Record]:
+    """Check and time each group of a preset; yield its record. `seconds` for each group replaces the preset's."""
+    preset = PRESETS[name]
+    shared = {"run": uuid.uuid4().hex[:12], "preset": name, **environment(device)}
+    for group in groups_of(preset, device=device):
+        print(f"{group[0]}: {group[1].name}", file=sys.stderr, flush=True)
         yield {**measure(group, device=device, seconds=preset.seconds if seconds is None else seconds), **shared}
 
 
@@ -294,14 +269,15 @@ def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
 
     Raises AssertionError if one is wrong.
     """
-    case, work = group.case, Work(group.case, device)
-    timed = [built(name, work) for name in group.names]
+    kind, case, names = group
+    work = Work(case, device)
+    timed = [built(name, work) for name in names]
     for one in timed:
         if one.read is not None:
             check(work, one)
     clock = cpu_clock if device == "cpu" else CudaClock(device)
     return {
-        "kind": group.kind, "case": case.name, "tokens": case.batch * case.seq,
+        "kind": kind, "case": case.name, "tokens": case.batch * case.seq,
         "dtype": str(case.dtype).removeprefix("torch."), "bytes": case.bytes, "sets": work.sets, "seconds": seconds,
         "backends": rw.explain_backends(work.inputs[0][0]).splitlines()[1:],
         "microseconds": interleave(timed, seconds=seconds, clock=clock),
@@ -351,32 +327,31 @@ def judge(bounds: Sequence[Bound], records: Sequence[Record]) -> list[tuple[Boun
     return [(bound, max(_ratios(bound, records), default=None)) for bound in bounds]
 
 
+def medians_of(record: Record) -> dict[str, float]:
+    """Return the median of each contender, in microseconds."""
+    return {name: times["p50"] for name, times in record["microseconds"].items()}
+
+
 def _ratios(bound: Bound, records: Sequence[Record]) -> Iterator[float]:
     for record in records:
-        if (record["kind"], record.get("dtype")) != (bound.kind, bound.dtype):
-            continue
-        medians = {name: times["p50"] for name, times in record["microseconds"].items()}
+        medians = medians_of(record)
         against = [medians[name] for name in bound.against if name in medians]
-        if bound.contender in medians and against:
+        if (record["kind"], record["dtype"]) == (bound.kind, bound.dtype) and bound.contender in medians and against:
             yield round(medians[bound.contender] / min(against), 3)
 
 
 def report(records: Sequence[Record]) -> str:
     """Return the bounds and the sweep, as text."""
     first = records[0]
-    judged = PRESETS[first["preset"]].judged
-    title = "Bounds: ratios of medians" if judged else "Ratios of medians; the shapes are too small to judge"
-    lines = [f"{first['device']}, {first['threads']} threads, ropewalk {first['commit']}", "", title]
+    lines = [f"{first['device']}, {first['threads']} threads, ropewalk {first['commit']}", "", "Ratios of medians"]
     for bound, value in judge(CPU_BOUNDS, records):
-        verdict = "not measured" if value is None else "pass" if value <= bound.at_most else "FAIL"
-        verdict = verdict if judged or value is None else ""
         against = ", ".join(name.removeprefix("ropewalk, ") for name in bound.against)
         number = "-" if value is None else f"{value:.2f}"
+        verdict = "" if value is None else "pass" if value <= bound.at_most else "FAIL"
         lines.append(f"  {f'{bound.name} / {against}':64} {number:>6} at most {bound.at_most:.2f}  {verdict}".rstrip())
-    sweep = [one for one in records if one["kind"] == "sweep" and COPY in one["microseconds"]]
+    sweep = sorted((one for one in records if one["kind"] == "sweep"), key=lambda one: one["tokens"])
     for dtype in dict.fromkeys(one["dtype"] for one in sweep):
-        medians = {one["tokens"]: {name: times["p50"] for name, times in one["microseconds"].items()}
-                   for one in sorted(sweep, key=lambda one: one["tokens"]) if one["dtype"] == dtype}  # fmt: skip
+        medians = {one["tokens"]: medians_of(one) for one in sweep if one["dtype"] == dtype}
         lines += ["", f"Share of copy bandwidth, {dtype}, by tokens", " " * 26 + "".join(f"{n:>9,}" for n in medians)]
         for name in sorted({name for of in medians.values() for name in of} - {COPY}):
             cells = (f"{of[COPY] / of[name]:.0%}" if name in of else "-" for of in medians.values())
@@ -387,10 +362,8 @@ def report(records: Sequence[Record]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report, or report the last run of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=PRESETS, help='default: "default", on a GPU "gpu"')
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
-    parser.add_argument("--peers", nargs="*", help="names; default: all", metavar="PEER", choices=PEERS)
     parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)
@@ -401,8 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         on_cpu, records = options.device == "cpu", []
         out = options.out or RESULTS / ("rotation.jsonl" if on_cpu else "gpu-rotation.jsonl")
-        preset = PRESETS[options.preset or ("default" if on_cpu else "gpu")]
-        for record in run(preset, device=options.device, seconds=options.seconds, peers=options.peers):
+        for record in run("default" if on_cpu else "gpu", device=options.device, seconds=options.seconds):
             append(out, record)
             records.append(record)
     print(report(records))
