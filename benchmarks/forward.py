@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -45,49 +43,41 @@ ROWS = 256  # tokens whose logits are held at once
 
 
 def main() -> None:
-    """Gate, time and record; a process with --contender measures one of them."""
+    """Gate, time and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=os.environ.get("ROPEWALK_SMOLLM2", "tiny"), help="a GGUF file or a folder")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2048, 8192, 16_384])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS / "forward.jsonl", help="append records to this file")
-    parser.add_argument("--contender", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.contender:
-        print(json.dumps(measure(given.model, given.tokens[0], *given.contender)))
-        return
     contenders = [(name, kind) for name, kind in CONTENDERS if slow_products(getattr(torch, kind)) is None]
-    with tempfile.TemporaryDirectory() as folder:
-        gate = in_process(given.model, min(max(given.tokens), GATE_TOKENS), "gate", "float32", Path(folder))[1]
-        for tokens in sorted(given.tokens):
-            runs: dict[str, list[dict[str, Any]]] = {}
-            for _, (name, kind) in itertools.product(range(given.repeats), contenders):
-                run, losses = in_process(given.model, tokens, name, kind, Path(folder))
-                run["check"] = compared(name, kind, losses, gate)
-                runs.setdefault(f"{name} {kind}", []).append(run)
-                print(f"{tokens:>6} {name} {kind} {run['seconds']:8.2f} s", flush=True)
-            seconds = {name: [run["seconds"] for run in of] for name, of in runs.items()}
-            append(given.out, {
-                **environment(), "kind": "forward", "model": Path(given.model).name, "tokens": tokens,
-                "text": f"moby_dick from character {START_CHAR}", "seconds": seconds,
-                "median_seconds": {name: round(statistics.median(of), 4) for name, of in seconds.items()},
-                "peak_bytes": {name: max(run["peak_bytes"] for run in of) for name, of in runs.items()},
-                "checks": {name: of[0]["check"] for name, of in runs.items()},
-            })  # fmt: skip
+    gate = in_process(given.model, min(max(given.tokens), GATE_TOKENS), "gate", "float32")[1]
+    for tokens in sorted(given.tokens):
+        runs: dict[str, list[dict[str, Any]]] = {}
+        for _, (name, kind) in itertools.product(range(given.repeats), contenders):
+            run, losses = in_process(given.model, tokens, name, kind)
+            run["check"] = compared(name, kind, losses, gate)
+            runs.setdefault(f"{name} {kind}", []).append(run)
+            print(f"{tokens:>6} {name} {kind} {run['seconds']:8.2f} s", flush=True)
+        seconds = {name: [run["seconds"] for run in of] for name, of in runs.items()}
+        append(given.out, {
+            **environment(), "kind": "forward", "model": Path(given.model).name, "tokens": tokens,
+            "text": f"moby_dick from character {START_CHAR}", "seconds": seconds,
+            "median_seconds": {name: round(statistics.median(of), 4) for name, of in seconds.items()},
+            "peak_bytes": {name: max(run["peak_bytes"] for run in of) for name, of in runs.items()},
+            "checks": {name: of[0]["check"] for name, of in runs.items()},
+        })  # fmt: skip
 
 
-def in_process(model: str, tokens: int, name: str, kind: str, folder: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Return what a contender printed, and its losses `[tokens - 1]`."""
-    out = folder / "losses.npy"
-    command = [sys.executable, __file__, "--model", model, "--tokens", str(tokens), "--contender", name, kind, str(out)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found, np.load(out)
+def in_process(*arguments: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """Return what `measure` returns in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments).result()
 
 
 @torch.inference_mode()
-def measure(model: str, tokens: int, name: str, kind: str, out: str) -> dict[str, Any]:
-    """Return the seconds of one forward and the largest resident memory meanwhile; save the losses in `out`."""
+def measure(model: str, tokens: int, name: str, kind: str) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the seconds of one forward with the largest resident memory meanwhile, and the losses `[tokens - 1]`."""
     live, tokenizer = load_live(find(model), getattr(torch, kind), "cpu")
     assert tokenizer is not None, "the model has no tokenizer"
     ids = torch.tensor(tokenizer.encode(read_text(None)[1][START_CHAR:])[:tokens])
@@ -100,9 +90,8 @@ def measure(model: str, tokens: int, name: str, kind: str, out: str) -> dict[str
     began = time.perf_counter()
     losses = losses_of(ids)
     seconds = time.perf_counter() - began
-    np.save(out, losses)
     peak = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))[0]
-    return {"seconds": seconds, "peak_bytes": 1024 * int(peak)}
+    return {"seconds": seconds, "peak_bytes": 1024 * int(peak)}, losses
 
 
 def theirs(live: Any, ids: torch.Tensor) -> np.ndarray:

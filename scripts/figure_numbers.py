@@ -1,4 +1,4 @@
-"""What the figures of the lesson show: order, layers, caches, encodings, precision, and one rope.
+"""What the figures of the lesson show: order, layers, caches, encodings, and one rope.
 
 `NAME_numbers` returns the arguments of `NAME` in figures.py.
 """
@@ -107,70 +107,6 @@ def _cached_distances(way: str, tokens: int) -> Array:
         elif way == "keys rotated again":
             rope.rotate(keys, position_ids=torch.arange(step + 1), layout="bhsd", inplace=True)
     return distances
-
-
-NEAR = 64  # positions before each point of a curve, of which the largest error counts
-WAYS = ("angles in bfloat16", "angles in float32", "tables in bfloat16", "tables in float16", "ropewalk")
-
-
-def _tables_of(way: str, head_dim: int, theta: float, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin `[positions, pairs]` as each way computes them, as float32."""
-    config = rw.RopeConfig(head_dim, interleaved=False, theta=theta)
-    cos, sin = rw.RotaryEmbedding(config).cos_sin(positions)
-    if way.startswith("tables"):
-        dtype = torch.bfloat16 if way.endswith("bfloat16") else torch.float16
-        return cos.to(dtype).float(), sin.to(dtype).float()
-    if way.startswith("angles"):  # common code: inv_freq and the product in this dtype, then cos and sin
-        dtype = torch.bfloat16 if way.endswith("bfloat16") else torch.float32
-        inv_freq = torch.from_numpy(frequencies(config)).to(dtype)
-        angles = (positions.to(dtype)[:, None] * inv_freq).float()
-        return angles.cos(), angles.sin()
-    return cos, sin
-
-
-def precision_numbers(
-    head_dim: int = 128,
-    theta: float = 10_000.0,
-    longest: int = 10_000_000,
-    distance: int = 16,
-    points: int = 48,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Return the largest |cos - truth| over pairs, and the largest error of a score, by position, for each way.
-
-    The truth is float64. A score is q at m with k at m - distance, over |q| |k|, for 32 random q and k.
-    """
-    inv_freq = frequencies(rw.RopeConfig(head_dim, interleaved=False, theta=theta))
-    middles = np.unique(np.geomspace(NEAR, longest, points).astype(np.int64))
-    generator = torch.Generator().manual_seed(seed)
-    q, k = torch.nn.functional.normalize(torch.randn(2, 1, 1, 32, head_dim, generator=generator), dim=-1)
-    cosines: dict[str, list[float]] = {way: [] for way in WAYS}
-    scores: dict[str, list[float]] = {way: [] for way in WAYS}
-    apart, zero = (torch.from_numpy(place * inv_freq)[None] for place in (distance, 0))
-    true_score = score_of(q.double(), k.double(), apart.cos(), apart.sin(), zero.cos(), zero.sin())
-    for middle in middles:
-        near = np.arange(max(0, middle - NEAR), middle)
-        truth = np.cos(np.outer(near.astype(np.float64), inv_freq))
-        ends = torch.tensor([max(middle, distance + 1)])
-        for way in WAYS:
-            cos, _ = _tables_of(way, head_dim, theta, torch.from_numpy(near))
-            cosines[way].append(float(np.abs(cos.double().numpy() - truth).max()))
-            at_m, at_n = (_tables_of(way, head_dim, theta, place) for place in (ends, ends - distance))
-            scores[way].append(float((score_of(q, k, *at_m, *at_n) - true_score).abs().max()))
-    return {
-        "positions": middles,
-        "cosines": {way: np.array(values) for way, values in cosines.items()},
-        "scores": {way: np.array(values) for way, values in scores.items()},
-        "distance": distance,
-        "note": f"head_dim {head_dim}, theta {theta:,.10g}; the largest of {NEAR} positions and all pairs, or "
-        "of 32 random queries and keys; truth in float64",
-    }
-
-
-def score_of(q: Tensor, k: Tensor, cos_m: Tensor, sin_m: Tensor, cos_n: Tensor, sin_n: Tensor) -> Tensor:
-    """Return the scores `[heads]` of q and k `[1, 1, heads, head_dim]`, each rotated by one position's tables."""
-    at_m, at_n = rw.rotate(q, cos_m, sin_m, interleaved=False), rw.rotate(k, cos_n, sin_n, interleaved=False)
-    return (at_m.double() * at_n.double()).sum(-1).flatten()
 
 
 TABLE = Path(__file__).with_name("learned_table.npz")

@@ -27,7 +27,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_whole
@@ -41,9 +40,7 @@ from ropewalk.figures.style import (
     INK,
     NARROW,
     ON_LIGHT,
-    ORANGE,
     OTHER,
-    PURPLE,
     QUIET,
     RED,
     SHADE,
@@ -268,55 +265,6 @@ def _losses(axes: Axes, lines: Mapping[str, Sequence[of.Point]], looks: Mapping[
 # -- one rope ---------------------------------------------------------------------------------------------------------
 
 
-_PRECISION_LOOKS = {
-    "angles in bfloat16": Look(PURPLE, ":", "v"),
-    "angles in float32": Look(RED, "--", "s"),
-    "tables in bfloat16": Look(ORANGE, "-.", "^"),
-    "tables in float16": Look(GREEN, "--", "D"),
-    "ropewalk": Look(BLUE, "-", "o"),
-}
-
-
-@style()
-def precision(
-    positions: Sequence[int], *, cosines: Mapping[str, Sequence[float]], scores: Mapping[str, Sequence[float]],
-    distance: int, note: str = "",
-) -> Figure:  # fmt: skip
-    """Draw errors of cosines, and of scores at one distance, by position in tokens for each way of computing."""
-    figure, left, right = _pair((9.8, 4.6), (4.3, 6.6), sharey=True)
-    for axes, curves in ((left, cosines), (right, scores)):
-        for name, values in curves.items():
-            _curve(axes, positions, values, _PRECISION_LOOKS.get(name, OTHER), name,
-                   markevery=max(1, len(positions) // 8), linewidth=2.4 if name == "ropewalk" else 1.6)  # fmt: skip
-        axes.set(xscale="log", yscale="log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(LogLocator(numticks=12))
-            axis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-        axes.tick_params(which="minor", length=0)
-        axes.set_xlim(positions[0], positions[-1])
-    _named(left, "position (tokens)", "error (no unit; 1 is the largest cosine)", "cosine of an angle")
-    title = f"score of q at m, k at m - {distance}, over |q| |k|"
-    _named(right, "position (tokens)", "error (no unit; 1 is the largest score)", title)
-    right.tick_params(axis="y", labelleft=True)
-    caption(figure, "What 32-bit angles and 16-bit tables cost", note)
-    entries = left.get_legend_handles_labels()
-    if fit(True, False):
-        figure.legend(*entries, loc="outside right upper")
-    else:
-        right.legend(*entries, loc="upper center", bbox_to_anchor=(0.4, -0.25), ncols=2, fontsize=7)
-    return figure
-
-
-def _short(value: float) -> str:
-    """Return a power of ten as short text.
-
-    >>> _short(100.0), _short(10_000.0), _short(1e7)
-    ('100', '10,000', '10M')
-    """
-    return f"{value / 1e6:,.0f}M" if value >= 1e6 else f"{value:,.0f}"
-
-
 @style()
 def tables(alike: Mapping[str, Any], *, note: str = "") -> Figure:
     """Draw the cosine between every two positions of each table, `[positions, positions]`."""
@@ -448,7 +396,6 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "unseen": partial(rw.figures.unseen, "phi_3_5_mini"),
     "comparison": lambda: comparison(**of.comparison_numbers()),
     "cache": lambda: cache(**of.cache_numbers()),
-    "precision": lambda: precision(**of.precision_numbers()),
 }
 """Every figure of the lesson by its name, in its order."""
 

@@ -74,22 +74,6 @@ def test_a_cache_shows_these_distances() -> None:
         np.testing.assert_allclose(found[way], np.where(n <= m, distances, np.nan), rtol=0, atol=1e-6)
 
 
-def test_precision_against_float64() -> None:
-    """Ropewalk's tables stay within 1.2e-7, bfloat16's within half a unit at 1; float32 angles grow with position."""
-    found = numbers.precision_numbers(head_dim=16, longest=1_000_000, points=6)
-    check_units(figures.precision(**found))
-    assert found["cosines"]["ropewalk"].max() < 1.2e-7
-    assert found["scores"]["ropewalk"].max() < 1e-6
-    assert 1e-3 < found["cosines"]["tables in bfloat16"].max() <= 2.0**-9 + 1e-7
-    assert found["cosines"]["tables in float16"].max() <= 2.0**-12 + 1e-7
-    angles = found["cosines"]["angles in float32"]
-    assert angles[-1] > 1e3 * angles[0]
-    last = int(found["positions"][-1])
-    near, f = np.arange(last - 64, last), ladder(1e4, 16)
-    product = np.cos(np.float32(near)[:, None] * np.float32(f), dtype=np.float32).astype(np.float64)
-    assert angles[-1] == pytest.approx(np.abs(product - np.cos(np.outer(near, f))).max(), rel=1e-3)
-
-
 def test_tables_are_the_papers_and_a_trained_one() -> None:
     """In two tables the mean cosine of angles at the distance; the learned one is not noise."""
     found = numbers.tables_numbers(rw.RopeConfig(32, interleaved=False))
