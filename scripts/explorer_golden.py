@@ -10,6 +10,7 @@ methods run in ropewalk's Decoder, all else in transformers with a rotary module
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -55,31 +56,24 @@ RULES = (
 
 def formulas() -> dict[str, Any]:
     """Return frequencies, angles and rotations."""
-    return {
-        "rules": [case for rule in RULES for case in _rule_cases(rule)],
-        "rotations": list(_rotations()),
-        "rows": list(_rows()),
-        "unseen": list(_unseen()),
-    }
+    cases = {"rules": _rules(), "rotations": _rotations(), "rows": _rows(), "unseen": _unseen()}
+    return {name: list(of) for name, of in cases.items()}
 
 
-def _rule_cases(rule: scaling.Scaling | None) -> list[dict[str, Any]]:
-    """Return a rule's frequencies at a short and a long sequence, for two thetas."""
-    return [
-        {
+def _rules() -> Iterator[dict[str, Any]]:
+    """Yield each rule's frequencies at a short and a long sequence, for two thetas."""
+    for rule, theta, length in itertools.product(RULES, (10_000.0, 500_000.0), (1024, 20_000)):
+        rope = rw.RopeConfig(64, interleaved=False, theta=theta, scaling=rule, max_position_embeddings=8192)
+        yield {
             "ladder": {"theta": theta, "dim": 64, "maxLength": 8192},
             "rule": rule_of(rope),
             "seqLen": length,
             "invFreq": list(columns_of(rope, length)),
             "attentionFactor": attention_factor_of(rope, length),
         }
-        for theta in (10_000.0, 500_000.0)
-        for length in (1024, 20_000)
-        for rope in [rw.RopeConfig(64, interleaved=False, theta=theta, scaling=rule, max_position_embeddings=8192)]
-    ]
 
 
-def _rotations() -> Any:
+def _rotations() -> Iterator[dict[str, Any]]:
     """Yield rotations: both pairings, one axis and several, shared and separate ladders, partial rotation."""
     generator = torch.Generator().manual_seed(16)
     three = axes_from_sections([3, 3, 2])
@@ -105,7 +99,7 @@ def _rotations() -> Any:
             }
 
 
-def _rows() -> Any:
+def _rows() -> Iterator[dict[str, Any]]:
     """Yield the three coordinates of each token in rows of text, images and videos."""
     for pictures in ([], [("image", 1, 3, 5)], [("image", 1, 6, 2), ("video", 7, 2, 3)], [("video", 3, 4, 4)]):
         types, segments = [0] * 4, [{"kind": "text", "tokens": 4}]
@@ -120,7 +114,7 @@ def _rows() -> Any:
         yield {"segments": segments, "positions": positions.tolist()}
 
 
-def _unseen() -> Any:
+def _unseen() -> Iterator[dict[str, Any]]:
     """Yield which pairs of the built-in model have angles that training never showed, without and with YaRN."""
     rope = load("tiny").config.rope
     trained = rope.trained_length

@@ -169,10 +169,13 @@ def pairing_entry(name: str, texts: int = PAIRING_TEXTS, tokens: int = PAIRING_T
         text = model.tokenizer.decode(generate(one, [prompt], max_new_tokens=NEW_TOKENS)[0])
         cases.append({"name": case, "loss": (mean, mean + low - apart, mean + high - apart), "continuation": text})
     return {
-        "model": NAMES.get(shown_name(name), shown_name(name)), "interleaved": rope.interleaved,
-        "uniform": math.log(model.config.vocab_size), "prompt": PROMPT, "cases": cases,
+        "model": NAMES.get(shown_name(name), shown_name(name)),
+        "interleaved": rope.interleaved,
+        "uniform": math.log(model.config.vocab_size),
+        "prompt": PROMPT,
+        "cases": cases,
         "note": f"{texts} windows of {tokens} tokens of Moby-Dick",
-    }  # fmt: skip
+    }
 
 
 @torch.inference_mode()
