@@ -17,6 +17,7 @@ FRONT = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 CODE = re.compile(r"(?<=<code>)[^<]+(?=</code></td>)")
 BREAKS = re.compile(r"\((?!\))|\.(?=[a-z])")
 EXPLORER = re.compile(r"\]\(((?:\.\./)*)explorer\.md#(?!figures)")  # a picture; on GitHub, the page about them
+EXAMPLES = re.compile(r"^>>>(?:.+\n?|\n(?=>>>))+", re.MULTILINE)  # to an empty line that no other example follows
 RECORD = re.compile(r"\]\(((?:\.\./)+)benchmarks/results/")
 
 
@@ -92,14 +93,5 @@ def as_markdown(docstring: str) -> str:
     2
     ~~~
     """
-    lines, out, inside = docstring.splitlines(), [], False
-    for index, line in enumerate(lines):
-        if line.startswith(">>>") and not inside:
-            out += ["", "```pycon"]
-            inside = True
-        if inside and not line.strip() and not any(later.startswith(">>>") for later in lines[index + 1 : index + 2]):
-            out.append("```")
-            inside = False
-        out.append(line)
-    text = "\n".join([*out, "```"] if inside else out)
-    return re.sub(r"([^\n])\n(- )", lambda found: f"{found[1]}\n\n{found[2]}", text, count=1)
+    text = EXAMPLES.sub(lambda found: f"\n```pycon\n{found[0].rstrip()}\n```\n", docstring)
+    return re.sub(r"([^\n])\n(- )", r"\1\n\n\2", text, count=1)
