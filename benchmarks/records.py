@@ -102,12 +102,6 @@ def lines_of(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line] if path.is_file() else []
 
 
-def last_run(path: Path) -> list[Record]:
-    """Return the records of the last run in a file of `rotation.py`."""
-    records = lines_of(path)
-    return [record for record in records if record["run"] == records[-1]["run"]]
-
-
 def add_again(parser: argparse.ArgumentParser, record: Path) -> None:
     """Add the options of a record that is measured part by part."""
     parser.add_argument("--record", type=Path, default=record)

@@ -3,7 +3,7 @@
 Each contender's result is compared with a float64 oracle. Then contenders take turns, and ratios are of medians.
 Records are appended to `results/rotation.jsonl`. Usage:
 
-    python benchmarks/rotation.py [--instructions avx2] [--device cuda] [--from RECORDS]
+    python benchmarks/rotation.py [--instructions avx2] [--device cuda]
 
 With `--device cuda` the groups run on a GPU, and records go to `results/gpu-rotation.jsonl`.
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-from records import RESULTS, Record, add_instructions, append, environment, last_run, use_instructions  # noqa: E402
+from records import RESULTS, Record, add_instructions, append, environment, use_instructions  # noqa: E402
 from timing import Call, CudaClock, Timed, cpu_clock, interleave, last_level_cache  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
@@ -260,7 +260,6 @@ def run(name: str, *, device: str = "cpu", seconds: float | None = None) -> Iter
     preset = PRESETS[name]
     shared = {"run": uuid.uuid4().hex[:12], "preset": name, **environment(device)}
     for group in groups_of(preset, device=device):
-        print(f"{group[0]}: {group[1].name}", file=sys.stderr, flush=True)
         yield {**measure(group, device=device, seconds=preset.seconds if seconds is None else seconds), **shared}
 
 
@@ -327,57 +326,36 @@ def judge(bounds: Sequence[Bound], records: Sequence[Record]) -> list[tuple[Boun
     return [(bound, max(_ratios(bound, records), default=None)) for bound in bounds]
 
 
-def medians_of(record: Record) -> dict[str, float]:
-    """Return the median of each contender, in microseconds."""
-    return {name: times["p50"] for name, times in record["microseconds"].items()}
-
-
 def _ratios(bound: Bound, records: Sequence[Record]) -> Iterator[float]:
     for record in records:
-        medians = medians_of(record)
+        medians = {name: times["p50"] for name, times in record["microseconds"].items()}
         against = [medians[name] for name in bound.against if name in medians]
         if (record["kind"], record["dtype"]) == (bound.kind, bound.dtype) and bound.contender in medians and against:
             yield round(medians[bound.contender] / min(against), 3)
 
 
-def report(records: Sequence[Record]) -> str:
-    """Return the bounds and the sweep, as text."""
-    first = records[0]
-    lines = [f"{first['device']}, {first['threads']} threads, ropewalk {first['commit']}", "", "Ratios of medians"]
-    for bound, value in judge(CPU_BOUNDS, records):
-        against = ", ".join(name.removeprefix("ropewalk, ") for name in bound.against)
-        number = "-" if value is None else f"{value:.2f}"
-        verdict = "" if value is None else "pass" if value <= bound.at_most else "FAIL"
-        lines.append(f"  {f'{bound.name} / {against}':64} {number:>6} at most {bound.at_most:.2f}  {verdict}".rstrip())
-    sweep = sorted((one for one in records if one["kind"] == "sweep"), key=lambda one: one["tokens"])
-    for dtype in dict.fromkeys(one["dtype"] for one in sweep):
-        medians = {one["tokens"]: medians_of(one) for one in sweep if one["dtype"] == dtype}
-        lines += ["", f"Share of copy bandwidth, {dtype}, by tokens", " " * 26 + "".join(f"{n:>9,}" for n in medians)]
-        for name in sorted({name for of in medians.values() for name in of} - {COPY}):
-            cells = (f"{of[COPY] / of[name]:.0%}" if name in of else "-" for of in medians.values())
-            lines.append(f"  {name:24}" + "".join(f"{cell:>9}" for cell in cells))
-    return "\n".join(lines)
+def described(record: Record) -> str:
+    """Return the medians of a group in microseconds, and of copy's time, as text."""
+    medians = {name: times["p50"] for name, times in record["microseconds"].items()}
+    copied = medians.get(COPY)
+    lines = [f"{name:36}{time:12,.1f}" + (f"{time / copied:8.2f}" if copied else "") for name, time in medians.items()]
+    return "\n  ".join([f"{record['kind']}, {record['case']}", *lines])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and report, or report the last run of a file."""
+    """Measure, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
     parser.add_argument("--out", type=Path, help="append records to this file")
-    parser.add_argument("--from", type=Path, dest="source", metavar="RECORDS", help="report the last run of this file")
     add_instructions(parser)
     options = parser.parse_args(arguments)
     use_instructions(options.instructions)
-    if options.source is not None:
-        records = last_run(options.source)
-    else:
-        on_cpu, records = options.device == "cpu", []
-        out = options.out or RESULTS / ("rotation.jsonl" if on_cpu else "gpu-rotation.jsonl")
-        for record in run("default" if on_cpu else "gpu", device=options.device, seconds=options.seconds):
-            append(out, record)
-            records.append(record)
-    print(report(records))
+    on_cpu = options.device == "cpu"
+    out = options.out or RESULTS / ("rotation.jsonl" if on_cpu else "gpu-rotation.jsonl")
+    for record in run("default" if on_cpu else "gpu", device=options.device, seconds=options.seconds):
+        append(out, record)
+        print(described(record), flush=True)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,12 @@ def lines(name: str, results: Path = RESULTS) -> list[Record]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()] if path.is_file() else []
 
 
+def last_run(name: str) -> list[Record]:
+    """Return the records of the last run in a file of `rotation.py`."""
+    records = lines(name)
+    return [record for record in records if record["run"] == records[-1]["run"]]
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; columns of numbers are right-aligned."""
     numbers = [all(re.match(r"[+-]?\d|$", row[column]) for row in rows) for column in range(len(heads))]
@@ -268,8 +274,7 @@ def measured_on(runs: dict[str, list[Record]]) -> str:
 def rotation() -> str:
     """Return the bounds of `benchmarks/rotation.py`: ratios of medians, worst over the shapes measured."""
     bench = runpy.run_path(str(ROOT / "benchmarks" / "rotation.py"))
-    runs = {name: bench["last_run"](RESULTS / f"{file}.jsonl")
-            for name, file in (("AVX-512", "rotation"), ("AVX2", "rotation-avx2"))}  # fmt: skip
+    runs = {name: last_run(file) for name, file in (("AVX-512", "rotation"), ("AVX2", "rotation-avx2"))}
     judged = zip(*(bench["judge"](bench["CPU_BOUNDS"], of) for of in runs.values()), strict=True)
     rows = [[each[0][0].name, " or ".join(each[0][0].against).removeprefix("ropewalk, "),
              *("" if ratio is None else f"{ratio:.2f}" for _, ratio in each), f"{each[0][0].at_most:.2f}"]

@@ -32,30 +32,9 @@ import ropewalk as rw
 from ropewalk.atomic_io import write_whole
 from ropewalk.diagnosis.evidence import Half
 from ropewalk.diagnosis.rules import rounded
+from ropewalk.figures import style as st
 from ropewalk.figures.inline import night_colors
 from ropewalk.figures.report import StripRow, draw_strip, finding
-from ropewalk.figures.style import (
-    BLUE,
-    GREEN,
-    INK,
-    NARROW,
-    ON_LIGHT,
-    OTHER,
-    QUIET,
-    RED,
-    SHADE,
-    WIDE,
-    bar,
-    caption,
-    fit,
-    heat,
-    length_ticks,
-    look_of,
-    narrow_page,
-    panel,
-    render,
-    style,
-)
 from ropewalk.methods import Look
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,13 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def _write(axes: Axes, x: float, y: float, text: object, size: float = 10, **more: Any) -> None:
     """Write text around a point."""
-    axes.text(x, y, str(text), ha="center", va=more.pop("va", "center"), fontsize=size, **{"color": INK, **more})
-
-
-def _box(axes: Axes, x: float, y: float, width: float, height: float, rounding: float, **more: Any) -> None:
-    """Draw a box with round corners around a point."""
-    shape = f"round,pad=0,rounding_size={rounding}"
-    axes.add_patch(FancyBboxPatch((x - width / 2, y - height / 2), width, height, boxstyle=shape, **more))
+    axes.text(x, y, str(text), ha="center", va=more.pop("va", "center"), fontsize=size, **{"color": st.INK, **more})
 
 
 def _cell(axes: Axes, column: int, row: int, **more: Any) -> None:
@@ -84,17 +57,17 @@ def _curve(axes: Axes, x: Sequence[float], y: Sequence[float], look: Look, label
 
 def _pair(wide: tuple[float, float], narrow: tuple[float, float], **more: Any) -> tuple[Figure, Axes, Axes]:
     """Return a figure of a size in inches with two panels: side by side, or one below the other on a narrow page."""
-    figure = Figure(figsize=fit(wide, narrow))
-    return (figure, *figure.subplots(*fit((1, 2), (2, 1)), **more))
+    figure = Figure(figsize=st.fit(wide, narrow))
+    return (figure, *figure.subplots(*st.fit((1, 2), (2, 1)), **more))
 
 
 def _named(axes: Axes, x: str, y: str, title: str) -> None:
     """Write the names of both axes and the title of a panel."""
     axes.set(xlabel=x, ylabel=y)
-    panel(axes, title)
+    st.panel(axes, title)
 
 
-@style()
+@st.style()
 def order(
     rows: Sequence[tuple[str, Sequence[tuple[Sequence[int], Any]]]], *, words: Sequence[str], note: str = ""
 ) -> Figure:
@@ -104,24 +77,24 @@ def order(
     sentence's in per cent have a frame.
     """
     columns = len(rows[0][1])
-    figure = Figure(figsize=fit((1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)), (4.3, 1.4 + 1.9 * len(rows))))
+    figure = Figure(figsize=st.fit((1.4 + 2.9 * columns, 1.0 + 2.75 * len(rows)), (4.3, 1.4 + 1.9 * len(rows))))
     grid = figure.subplots(len(rows), columns, squeeze=False)
     for drawn, (label, sentences) in zip(grid, rows, strict=True):
         for axes, (places, weights) in zip(drawn, sentences, strict=True):
-            heat(axes, weights, cmap="Blues", vmin=0.0, vmax=1.0)
+            st.heat(axes, weights, cmap="Blues", vmin=0.0, vmax=1.0)
             axes.set_aspect("equal")
             for (query, key), weight in np.ndenumerate(weights):
                 shown, in_first = (f"{100 * one:.0f}" for one in (weight, sentences[0][1][query][key]))
-                _write(axes, key, query, f"{shown} %", fit(11, 7), color=ON_LIGHT)
+                _write(axes, key, query, f"{shown} %", st.fit(11, 7), color=st.ON_LIGHT)
                 if shown != in_first:
-                    _cell(axes, key, query, fill=False, edgecolor=RED, linewidth=2)
-            names = [f"{word}{fit(' ', chr(10))}({place})" for word, place in zip(words, places, strict=True)]
+                    _cell(axes, key, query, fill=False, edgecolor=st.RED, linewidth=2)
+            names = [f"{word}{st.fit(' ', chr(10))}({place})" for word, place in zip(words, places, strict=True)]
             axes.set_xticks(range(len(words)), names)
             axes.set_yticks(range(len(words)), names)
-            panel(axes, " ".join(word for _, word in sorted(zip(places, words, strict=True))))
+            st.panel(axes, " ".join(word for _, word in sorted(zip(places, words, strict=True))))
             axes.set_xlabel("key (token)")
         drawn[0].set_ylabel(f"{label}\n\nquery (token)")
-    caption(figure, "The same words in two orders", note)
+    st.caption(figure, "The same words in two orders", note)
     return figure
 
 
@@ -138,58 +111,59 @@ _ARROWS = (  # from, to, the shape that it carries
 )  # fmt: skip
 
 
-@style()
+@st.style()
 def layer(shapes: Mapping[str, tuple[int, ...]]) -> Figure:
     """Draw where an attention layer rotates: `shapes` of "x", "q", "k", "v", "weights" and "out" are on the arrows."""
-    figure = Figure(figsize=fit((10.4, 4.0), (4.3, 6.2)))
+    figure = Figure(figsize=st.fit((10.4, 4.0), (4.3, 6.2)))
     axes = figure.add_subplot()
     axes.set_axis_off()
-    axes.set(**fit({"xlim": (-0.7, 10.9), "ylim": (-0.7, 3.4)}, {"xlim": (-0.65, 4.6), "ylim": (-8.6, 0.5)}))
+    axes.set(**st.fit({"xlim": (-0.7, 10.9), "ylim": (-0.7, 3.4)}, {"xlim": (-0.65, 4.6), "ylim": (-8.6, 0.5)}))
 
     def placed(name: str) -> tuple[float, float]:
         """Return a box's place; on a narrow page the steps go down."""
         x, y, _ = _BOXES[name]
-        return fit((x, y), (1.3 * y, -0.8 * x))
+        return st.fit((x, y), (1.3 * y, -0.8 * x))
 
     for name, (_, _, text) in _BOXES.items():
         x, y = placed(name)
-        colors = {"facecolor": "white", "edgecolor": INK, "linewidth": 1}
+        colors = {"facecolor": "white", "edgecolor": st.INK, "linewidth": 1}
         if name.startswith(("rotate", "positions")):
-            colors = {"facecolor": "#dbeaf6", "edgecolor": BLUE, "linewidth": 2}
-        ink = ON_LIGHT if colors["edgecolor"] == BLUE else INK
-        _box(axes, x, y, 1.1, 0.54, 0.1, zorder=3, **colors)
+            colors = {"facecolor": "#dbeaf6", "edgecolor": st.BLUE, "linewidth": 2}
+        ink = st.ON_LIGHT if colors["edgecolor"] == st.BLUE else st.INK
+        shape = "round,pad=0,rounding_size=0.1"
+        axes.add_patch(FancyBboxPatch((x - 0.55, y - 0.27), 1.1, 0.54, boxstyle=shape, zorder=3, **colors))
         _write(axes, x, y, text, zorder=4, color=ink)
     out = [*_ARROWS, ("o_proj", None, "out")]
     for start, end, carried in out:
-        (x, y), down = placed(start), fit(start == "positions", start != "positions")
-        to_x, to_y = fit((x + 1.75, y), (x, y - 1.4)) if end is None else placed(end)
-        side = fit(1, -1) if start == "positions" else 1
+        (x, y), down = placed(start), st.fit(start == "positions", start != "positions")
+        to_x, to_y = st.fit((x + 1.75, y), (x, y - 1.4)) if end is None else placed(end)
+        side = st.fit(1, -1) if start == "positions" else 1
         tail = (x, y - 0.27) if down else (x + 0.55 * side, y)
         head = (to_x, to_y + 0.27) if down else (to_x - 0.55 * side, to_y)
-        color = BLUE if start == "positions" else INK
+        color = st.BLUE if start == "positions" else st.INK
         axes.annotate("", head, tail, arrowprops={"arrowstyle": "->", "color": color}, zorder=2)
         if carried is not None:
             along, up = ((one + other) / 2 for one, other in zip(tail, head, strict=True))
-            _write(axes, along, up, list(shapes[carried]), fit(8, 7), color=QUIET,
+            _write(axes, along, up, list(shapes[carried]), st.fit(8, 7), color=st.QUIET,
                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     x, y = placed("x")
-    _write(axes, *fit((x, y - 0.38), (x - 0.95, y)), list(shapes["x"]), fit(8, 7), color=QUIET)
+    _write(axes, *st.fit((x, y - 0.38), (x - 0.95, y)), list(shapes["x"]), st.fit(8, 7), color=st.QUIET)
     note = "Input and output: [batch, tokens, hidden]; q, k, v: [batch, tokens, heads, head_dim]; weights: "
-    caption(figure, "Where an attention layer rotates", note + "[batch, heads, queries, keys].")
+    st.caption(figure, "Where an attention layer rotates", note + "[batch, heads, queries, keys].")
     return figure
 
 
 _RIGHT, _WRONG = "#cfe4f3", "#f7d3bd"  # fills of cells that ink can be read on
 
 
-@style()
+@st.style()
 def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
     """Draw a table for each way to use a cache: the distance that each score contains, `[steps, keys]`; nan: no key.
 
     Cells with a distance other than step - key are red and in bold.
     """
     rows = (len(distances) + 1) // 2  # two columns: a phone shows the numbers, too
-    figure = Figure(figsize=fit((6.4, 0.8 + 2.9 * rows), (4.3, 1.3 + 2.0 * rows)))
+    figure = Figure(figsize=st.fit((6.4, 0.8 + 2.9 * rows), (4.3, 1.3 + 2.0 * rows)))
     grid = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True)
     for axes, (name, table) in zip(grid.flat, distances.items(), strict=False):
         for (step, key), value in np.ndenumerate(table):
@@ -197,19 +171,19 @@ def cache(distances: Mapping[str, Any], *, note: str = "") -> Figure:
                 continue
             wrong = round(float(value)) != step - key
             fill, weight = (_WRONG, "bold") if wrong else (_RIGHT, "normal")
-            _cell(axes, key, step, facecolor=fill, edgecolor=INK if step == key else "none", linewidth=1.3)
-            _write(axes, key, step, round(float(value)), fit(9, 7), color=ON_LIGHT, fontweight=weight)
+            _cell(axes, key, step, facecolor=fill, edgecolor=st.INK if step == key else "none", linewidth=1.3)
+            _write(axes, key, step, round(float(value)), st.fit(9, 7), color=st.ON_LIGHT, fontweight=weight)
         steps, keys = table.shape
         axes.set(
             xlim=(-0.6, keys - 0.4), ylim=(steps - 0.4, -0.6), aspect="equal", xticks=range(keys), yticks=range(steps)
         )
         axes.grid(False)
-        panel(axes, name)
+        st.panel(axes, name)
     for axes in grid[-1]:
         axes.set_xlabel("key of token n (index)")
     for axes in grid[:, 0]:
         axes.set_ylabel("query of token m (index)")
-    caption(figure, "The distance between query and key that each score contains", note)
+    st.caption(figure, "The distance between query and key that each score contains", note)
     return figure
 
 
@@ -224,7 +198,7 @@ _ENCODING_LOOKS = {
 }  # fmt: skip
 
 
-@style()
+@st.style()
 def comparison(
     encodings: Mapping[str, Sequence[of.Point]], scalings: Mapping[str, Sequence[of.Point]], *, trained_length: int,
     note: str = "",
@@ -232,28 +206,28 @@ def comparison(
     """Draw the mean loss (nats per token) by length (tokens), of each encoding and of rope under each scaling."""
     figure, left, right = _pair((11.0, 4.6), (4.3, 7.2), sharey=True)
     _losses(left, encodings, _ENCODING_LOOKS)
-    _losses(right, scalings, {name: look_of("plain" if name == "rope" else name) for name in scalings})
+    _losses(right, scalings, {name: st.look_of("plain" if name == "rope" else name) for name in scalings})
     _named(left, "length of the window (tokens)", "loss (nats per token)", "every encoding, as trained")
     _named(right, "length of the window (tokens)", "", "the same ropes, scaled in the test")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
-        length_ticks(axes)
+        st.length_ticks(axes)
         axes.set_xticks(sorted({x for points in encodings.values() for x, _, _ in points}))
         axes.minorticks_off()
-        axes.axvline(trained_length, color=QUIET, linewidth=1, zorder=1)
-        axes.axvspan(trained_length, right := axes.get_xlim()[1], color=SHADE, zorder=0, linewidth=0)
+        axes.axvline(trained_length, color=st.QUIET, linewidth=1, zorder=1)
+        axes.axvspan(trained_length, right := axes.get_xlim()[1], color=st.SHADE, zorder=0, linewidth=0)
         axes.set_xlim(right=right)
         axes.annotate("trained length", (trained_length, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
-                      textcoords="offset points", va="top", fontsize=8, color=QUIET)  # fmt: skip
-        axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=fit(8, 6))
-    caption(figure, "Loss by length of the window", note)
+                      textcoords="offset points", va="top", fontsize=8, color=st.QUIET)  # fmt: skip
+        axes.legend(loc="upper left", bbox_to_anchor=(0.08, 0.94), fontsize=st.fit(8, 6))
+    st.caption(figure, "Loss by length of the window", note)
     return figure
 
 
 def _losses(axes: Axes, lines: Mapping[str, Sequence[of.Point]], looks: Mapping[str, Look]) -> None:
     """Draw lines with their intervals as bars; each line is moved a little, so that bars do not overlap."""
     for number, (name, points) in enumerate(lines.items()):
-        look, step = looks.get(name, OTHER), number - (len(lines) - 1) / 2
+        look, step = looks.get(name, st.OTHER), number - (len(lines) - 1) / 2
         x, y = [point[0] * 2 ** (step / 24) for point in points], [point[1] for point in points]
         _curve(axes, x, y, look, name, markersize=5, linewidth=1.6)
         for at, (_, _, band) in zip(x, points, strict=True):
@@ -265,59 +239,59 @@ def _losses(axes: Axes, lines: Mapping[str, Sequence[of.Point]], looks: Mapping[
 # -- one rope ---------------------------------------------------------------------------------------------------------
 
 
-@style()
+@st.style()
 def tables(alike: Mapping[str, Any], *, note: str = "") -> Figure:
     """Draw the cosine between every two positions of each table, `[positions, positions]`."""
-    figure = Figure(figsize=fit((3.1 * len(alike), 4.0), (4.3, 5.4)))
-    grid = figure.subplots(*fit((1, 3), (2, 2))).ravel()
+    figure = Figure(figsize=st.fit((3.1 * len(alike), 4.0), (4.3, 5.4)))
+    grid = figure.subplots(*st.fit((1, 3), (2, 2))).ravel()
     for axes in grid[len(alike) :]:
         axes.set_axis_off()
     for axes, (name, cosines) in zip(grid, alike.items(), strict=False):
-        image = heat(axes, cosines, vmin=-1, vmax=1)
+        image = st.heat(axes, cosines, vmin=-1, vmax=1)
         axes.set_aspect("equal")
-        panel(axes, name)
+        st.panel(axes, name)
         axes.set_xlabel("position (tokens)")
-    for axes in grid[:: fit(3, 2)]:
+    for axes in grid[:: st.fit(3, 2)]:
         axes.set_ylabel("position (tokens)")
-    place = fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40})
-    bar(figure, image, grid, "cosine (no unit)", **place)
-    caption(figure, "Similarity of positions depends on the distance, except in a learned table", note)
+    place = st.fit({"shrink": 0.7, "pad": 0.02}, {"location": "bottom", "aspect": 40})
+    st.bar(figure, image, grid, "cosine (no unit)", **place)
+    st.caption(figure, "Similarity of positions depends on the distance, except in a learned table", note)
     return figure
 
 
 _MOVES = {
-    "both move": Look(BLUE, "-", "o"),
-    "only the query moves": Look(RED, "--", "s"),
-    "only the key moves": Look(GREEN, ":", "^"),
+    "both move": Look(st.BLUE, "-", "o"),
+    "only the query moves": Look(st.RED, "--", "s"),
+    "only the key moves": Look(st.GREEN, ":", "^"),
 }
 
 
-@style()
+@st.style()
 def shift(
     grid: Any, *, start: tuple[int, int], shifts: Any, curves: Mapping[str, Any], spread: float, note: str = ""
 ) -> Figure:
     """Draw scores of a random query and key by both positions, and with both moved, or only one."""
     figure, left, right = _pair((9.2, 4.4), (4.3, 6.6))
-    image = heat(left, grid)
+    image = st.heat(left, grid)
     left.set_aspect("equal")
-    bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
+    st.bar(figure, image, left, "score q·k / √head_dim", shrink=0.85)
     m, n = start
     ahead = len(grid) - 1 - max(m, n)
-    for color, width in (("white", 3.2), (BLUE, 1.8)):
+    for color, width in (("white", 3.2), (st.BLUE, 1.8)):
         left.plot([n, n + ahead], [m, m + ahead], color=color, linewidth=width)
-    left.plot([n], [m], color="white", marker="o", markersize=8, markeredgecolor=BLUE, markeredgewidth=1.8)
+    left.plot([n], [m], color="white", marker="o", markersize=8, markeredgecolor=st.BLUE, markeredgewidth=1.8)
     title = "every query position, every key position"
     _named(left, "key position n (tokens)", "query position m (tokens)", title)
     for name, values in curves.items():
         label = f"{name} (within {spread:.0e})" if name == "both move" else name
         _curve(right, shifts, values, _MOVES[name], label, markevery=max(1, len(shifts) // 8))
     right.set_xlim(shifts[0], shifts[-1])
-    length_ticks(right)
+    st.length_ticks(right)
     low, high = right.get_ylim()
     right.set_ylim(low, high + 0.4 * (high - low))
     _named(right, "shift (tokens)", "score q·k / √head_dim", f"the circle (m = {m}, n = {n}) moved")
     right.legend(loc="upper left")
-    caption(figure, "A score depends only on the distance", note)
+    st.caption(figure, "A score depends only on the distance", note)
     return figure
 
 
@@ -345,7 +319,7 @@ def league_rows() -> tuple[list[StripRow], str]:
             facts = [fact for lane in lanes for fact in lane]
             half = Half.fit([at for at, _ in facts], [hit for _, hit in facts], TARGET)
             reaches[name] = None if half is None or half.tokens is None else rounded(half.tokens)
-        rows.append(StripRow(name=name, look=look_of(method), lanes=lanes, trained=trained,
+        rows.append(StripRow(name=name, look=st.look_of(method), lanes=lanes, trained=trained,
                         count=f"{sum(far)} of {len(far)}" if far else "", note=note))  # fmt: skip
     return rows, finding(reaches)
 
@@ -360,7 +334,7 @@ def write_front() -> None:
     """Write the first figure for wide and narrow, light and dark pages."""
     rows, title = league_rows()
     head = f" <title>Facts that SmolLM2-135M finds, by distance</title>\n <desc>{description(rows, title)}</desc>\n"
-    for size, inches in (("wide", WIDE), ("narrow", NARROW)):
+    for size, inches in (("wide", st.WIDE), ("narrow", st.NARROW)):
         named = f"SmolLM2-135M, trained with {TARGET // 2:,} tokens: {title}"
         for scheme, svg in schemes(draw_strip(rows, TARGET, named, inches), head).items():
             write_whole(ASSETS / f"front-{size}-{scheme}.svg", svg.replace("fill: #ffffff", "fill: none"))
@@ -372,14 +346,14 @@ def schemes(figure: Figure, head: str = "") -> dict[str, str]:
     figure.set_facecolor("none")
     for axes in figure.get_axes():
         axes.set_facecolor("none")
-    svg = render(figure, "svg", **{"svg.fonttype": "path", "savefig.facecolor": "auto"}).decode()
+    svg = st.render(figure, "svg", **{"svg.fonttype": "path", "savefig.facecolor": "auto"}).decode()
     light = re.sub(r" <metadata>.*?</metadata>\n?", lambda _: head, svg, count=1, flags=re.DOTALL)
     return {"light": light, "dark": re.sub(r"#[0-9a-f]{6}\b", lambda of: night.get(of[0], of[0]), light)}
 
 
 def versions(draw: Callable[[], Figure]) -> dict[str, str]:
     """Return an SVG for each page, by its ending: wide and narrow, light and dark."""
-    with narrow_page():
+    with st.narrow_page():
         narrow = schemes(draw())
     sizes = {"wide": schemes(draw()), "narrow": narrow}
     return {f"{size}-{scheme}": svg for size, of in sizes.items() for scheme, svg in of.items()}
