@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # The pins also apply to the environment in which pip builds the compiled extension.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: engines gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-tables docs-serve dist slow sanitize arm format clean
+.PHONY: engines gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-tables docs-serve dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -142,11 +142,6 @@ sanitize: $(READY)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libstdc++.so.6)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 TRITON_INTERPRET=0 \
 	  $(BIN)/python scripts/pytest_with.py build/sanitize/_kernels*.so -q tests/rotation
-
-# Cross-compile the extension for Arm into build/arm, and run its tests under QEMU (needs Debian's g++-aarch64-linux-gnu and
-# qemu-user, apt-get and PyPI).
-arm: $(READY)
-	scripts/arm.sh
 
 # Build the release into dist: the source archive, a wheel built from it, and that wheel checked and named for every Linux
 # that can run it. For other machines use `cibuildwheel`, which reads pyproject.toml.
