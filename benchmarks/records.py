@@ -97,11 +97,6 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
-def lines_of(path: Path) -> list[Record]:
-    """Return the records of a file with one a line; none without the file."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line] if path.is_file() else []
-
-
 def add_again(parser: argparse.ArgumentParser, record: Path) -> None:
     """Add the options of a record that is measured part by part."""
     parser.add_argument("--record", type=Path, default=record)

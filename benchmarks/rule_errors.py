@@ -1,6 +1,6 @@
 """How often does the doctor's rule err? Answers of methods whose truth is known, drawn and judged, without a model.
 
-    python benchmarks/rule_errors.py [--small] [--again] [--runs 100]
+    python benchmarks/rule_errors.py [--again] [--runs 100]
 
 A cell states the truth about plain and some methods: the share of far facts that they know (corrected for guessing),
 the distance at which this falls to half and how steeply, the losses, and the variance of a group of four facts over
@@ -176,18 +176,16 @@ def main() -> None:
     """Draw the cells that the record lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--small", action="store_true", help="a test run of seconds, without a record")
     add_again(parser, RESULTS / "rule-errors.json")
     given = parser.parse_args()
-    record = {} if given.small else started(given)
+    record = started(given)
     done = record.setdefault("cells", {})
-    for cell in cells()[:: 9 if given.small else 1]:
+    for cell in cells():
         key = f"{cell.name}; {cell.trained} to {cell.target}, over {cell.over:g}"
         if key not in done:
-            done[key], differ = measure(key, cell, 2 if given.small else given.runs)
+            done[key], differ = measure(key, cell, given.runs)
             print(key, json.dumps(done[key]["looks"][-1]), len(differ), differ[:1], flush=True)
-            if not given.small:
-                write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()}, indent=None)
+            write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()}, indent=None)
     print(sum(one["differ"] for one in done.values()), "of", sum(one["compared"] for one in done.values()), "differ")
 
 

@@ -22,7 +22,6 @@ from ropewalk.atomic_io import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-LONGEST, WIDEST = 15, 100
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text title=\"Output\"\n(?P<output>.*?)```\n)?", re.DOTALL)
 
 NO_PROSE = re.compile(
@@ -64,13 +63,6 @@ def run_page(page: Path) -> Ran:
         return f"```python\n{found['code']}```\n" + (f'\n```text title="Output"\n{printed}```\n' if printed else "")
 
     return Ran(page, before, BLOCK.sub(run, before))
-
-
-def too_large(page: Path) -> list[str]:
-    """Return the first lines of blocks with more than 15 lines, and every line of more than 100 columns."""
-    blocks = [found["code"].splitlines() for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
-    long = [block[0] for block in blocks if len(block) > LONGEST]
-    return long + [line for block in blocks for line in block if len(line) > WIDEST]
 
 
 def words() -> dict[str, int]:
