@@ -5,6 +5,7 @@ Without a GPU the Triton kernels run in Triton's interpreter.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -29,7 +30,7 @@ torch.set_num_threads(1)  # the shapes are tiny: a second thread costs more than
 settings.register_profile("ropewalk", deadline=None)  # a busy machine is not a failure
 settings.load_profile("ropewalk")
 # Fresh memory holds NaN, so that a kernel or a cache which reads what it never wrote is found out.
-torch.use_deterministic_algorithms(True, warn_only=False)
+torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler: 2.5 s a process
 torch.utils.deterministic.fill_uninitialized_memory = True
 
 
@@ -45,9 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if marks & {mark.name for mark in item.iter_markers()}]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+    gc.freeze()  # else each full collection of garbage visits every module and test, a twentieth of the time
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Every test starts from the same random state."""
-    torch.manual_seed(0)
+    """Every test starts from the same random state; without a GPU, torch.manual_seed would note a stack for each."""
+    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(0)

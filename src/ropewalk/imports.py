@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import version as _version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ropewalk.errors import RopeError
 from ropewalk.shell import shell_command
 
 OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
+version = cache(_version)  # each call parses all of a package's metadata: 5 ms
 """The oldest release of a package that is supported; pyproject.toml states the same."""
 
 

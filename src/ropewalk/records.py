@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -18,6 +19,7 @@ from ropewalk.atomic_io import COMPUTED, finite, write_output
 from ropewalk.errors import RopeError
 
 FORMAT = 4
+_hints = cache(get_type_hints)
 _REPEAT = "Measure again: ropewalk doctor MODEL --json FILE."
 
 
@@ -40,7 +42,7 @@ def restored(kind: Any, content: Any) -> Any:
     """
     origin, args = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         stored = {name: value for name, value in content.items() if name in hints or name not in COMPUTED}
         return kind(**{name: restored(hints[name], value) for name, value in stored.items()})  # type: ignore[operator]
     if NoneType in args:

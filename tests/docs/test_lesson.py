@@ -16,9 +16,10 @@ if not (DOCS / "lesson").exists():
 OUTPUTS = runpy.run_path(str(ROOT / "scripts/docs_outputs.py"))
 PAGES = OUTPUTS["pages"]()
 LESSON = sorted((DOCS / "lesson").glob("*.md"))
-# These train, compile or measure for 5 to 15 seconds, step 14 for 30.
+# These train, compile or measure for 3 to 15 seconds, step 14 for 30.
 COSTLY = {
-    "08-extrapolation", "09-many-layers", "12-long-range", "13-classification", "14-against-the-others", "questions",
+    "08-extrapolation", "09-many-layers", "11-generation", "12-long-range", "13-classification",
+    "14-against-the-others", "measure", "questions", "verify",
 }  # fmt: skip
 
 

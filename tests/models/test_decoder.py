@@ -115,7 +115,7 @@ def test_compiled() -> None:
     """Without a break: one static and one dynamic graph serve all lengths and gradients; padded documents, too."""
     from torch._dynamo.testing import CompileCounter
 
-    model, counter = make(rope=rope(DynamicNTK(2.0)), num_hidden_layers=2, sliding_window=(None, 4)), CompileCounter()
+    model, counter = make(rope=rope(DynamicNTK(2.0)), num_hidden_layers=1), CompileCounter()
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for length in (12, 20, 33):
         tokens = ids(2, length)

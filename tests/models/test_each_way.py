@@ -155,7 +155,7 @@ def batch_of(rows: list[Tensor], real: Tensor) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("form", each_once(list(FORMS)))
-@settings(max_examples=4, deadline=None, phases=[Phase.generate])
+@settings(max_examples=2, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_cached_padded_and_packed(form: str, data: st.DataObject) -> None:
     """Any layers in any order, chunks of any sizes, rows that are cut, chosen and repeated."""

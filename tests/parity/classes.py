@@ -15,6 +15,7 @@ from typing import Any
 from ropewalk.families import FAMILIES, SOURCES
 
 _NAME = re.compile("Rotary|RoPE|Rope")
+_CLASS = re.compile(r"^class (\w+).*?(?=^[\w@#]|\Z)", re.MULTILINE | re.DOTALL)  # to parse whole files takes seconds
 _SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
 _COMPASS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [24, 20, 20]}
 # Defaults that do not fit themselves, or that turn the rotation off, by model_type.
@@ -117,16 +118,18 @@ def rotary_classes() -> tuple[Part, ...]:
     parts = []
     for folder, classes in modeling_files().items():
         for stem in dict.fromkeys(classes.values()):
-            tree = ast.parse((root / folder / f"{stem}.py").read_text(encoding="utf-8"))
-            nodes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in classes]
-            parts += [Part(folder, node.name, _config(root / folder, node)) for node in nodes]
+            source = (root / folder / f"{stem}.py").read_text(encoding="utf-8")
+            bodies = {found[1]: found[0] for found in _CLASS.finditer(source) if found[1] in classes}
+            parts += [Part(folder, name, _config(root / folder, name, body)) for name, body in bodies.items()]
     return tuple(parts)
 
 
-def _config(folder: Path, node: ast.ClassDef) -> str | None:
+def _config(folder: Path, name: str, body: str) -> str | None:
     """The config class that `__init__` takes by its annotation; for a composite's name, the one of its text part."""
-    if node.name in _CONFIGS:
-        return _CONFIGS[node.name]
+    if name in _CONFIGS:
+        return _CONFIGS[name]
+    (node,) = ast.parse(body).body
+    assert isinstance(node, ast.ClassDef)
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             for argument in method.args.args:

@@ -54,6 +54,7 @@ def drawn_families() -> dict[str, Part]:
     return {name: part for name, part in found.items() if _has_defaults(classes[name]) and name not in changed()}
 
 
+@cache
 def changed() -> dict[str, str]:
     """The families that the installed transformers computes otherwise than the newest, and how."""
     return CHANGED.get(version("transformers").rpartition(".")[0], {})

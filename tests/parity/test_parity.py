@@ -109,7 +109,7 @@ def test_the_record_of_random_configs() -> None:
         assert (run_["differs"], run_["sides"]["file: equal"] > 1_500) == ([], True)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.thorough) for part in (1, 2, 3))])
 def test_random_configs(part: int) -> None:
     """A config of each family, the same on every run; `make parity` draws more."""
     rows = [run(name, 31, 1) for name in list(drawn_families())[part::4]]

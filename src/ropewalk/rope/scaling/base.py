@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
 from ropewalk.errors import RopeError
@@ -61,6 +62,7 @@ class Ladder:
 
 
 RULES: dict[str, type[Scaling]] = {}
+_hints = cache(get_type_hints)
 """Every scaling rule by its class name."""
 
 
@@ -153,7 +155,7 @@ class Scaling(ABC):
 
         `max_position_embeddings` is the config's. Raises `RopeError` for a value that the rule does not accept.
         """
-        hints, values = get_type_hints(cls), {}
+        hints, values = _hints(cls), {}
         for key in (*cls.required_keys, *cls.optional_keys):
             if key in cls.required_keys or block.get(key) is not None:
                 values[key] = read_value(block, key, hints[key])
