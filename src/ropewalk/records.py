@@ -42,7 +42,7 @@ def restored(kind: Any, content: Any) -> Any:
     """
     origin, args = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints = _hints(kind)
+        hints = _hints(kind)  # type: ignore[arg-type]
         stored = {name: value for name, value in content.items() if name in hints or name not in COMPUTED}
         return kind(**{name: restored(hints[name], value) for name, value in stored.items()})  # type: ignore[operator]
     if NoneType in args:

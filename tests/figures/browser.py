@@ -41,6 +41,8 @@ class Watched:
     ) -> None:
         self.errors: list[str] = []
         self.requests: list[str] = []
+        for earlier in browser.contexts:  # its page would go on drawing
+            earlier.close()
         self.context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", **options
         )

@@ -63,15 +63,16 @@ def pictures(watched: Watched) -> list[str]:
     return ids
 
 
-@pytest.mark.parametrize(("method", "pairs"), [("plain", 18), ("pi", 0), ("yarn", 0)])
-def test_the_angle_map_counts_what_the_figure_counts(chromium, address, method, pairs):
+def test_the_angle_map_counts_what_the_figure_counts(chromium, address):
     """As `figures.unseen_numbers("llama_2_7b", 16_384)`: position interpolation leaves no angle unseen."""
-    watched = Watched(chromium, address + f"#angles&angles.method={method}")
+    watched = Watched(chromium, address + "#angles")
     watched.page.wait_for_selector("#angles .controls")
-    assert f"{pairs} of 64 pairs have angles that never occur" in watched.page.inner_text("#angles .caption")
+    for method, pairs in (("pi", 0), ("plain", 18), ("yarn", 0)):
+        watched.go(f"angles&angles.method={method}")
+        assert f"{pairs} of 64 pairs have angles that never occur" in watched.page.inner_text("#angles .caption")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.thorough)])
 def test_every_control_of_every_picture_moves(chromium, address, width):
     """No error, no request, a caption for each, a name for each control, and nothing wider than the screen."""
     watched = Watched(chromium, address, width=width)
@@ -196,9 +197,10 @@ def test_a_clock_is_dragged(chromium, address):
 
 def test_the_page_is_readable_in_the_dark(chromium, address):
     """Text stands out from what lies behind it, in both settings of the browser."""
+    watched = Watched(chromium, address)
+    watched.page.wait_for_selector("#sentence .caption")
     for dark in (False, True):
-        watched = Watched(chromium, address, dark=dark)
-        watched.page.wait_for_selector("#sentence .caption")
+        watched.page.emulate_media(color_scheme="dark" if dark else "light")
         ink, card = (
             watched.page.eval_on_selector("section", f"one => getComputedStyle(one).{key}")
             for key in ("color", "backgroundColor")
