@@ -30,7 +30,7 @@ torch.set_num_threads(1)  # the shapes are tiny: a second thread costs more than
 settings.register_profile("ropewalk", deadline=None)  # a busy machine is not a failure
 settings.load_profile("ropewalk")
 # Fresh memory holds NaN, so that a kernel or a cache which reads what it never wrote is found out.
-torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler: 2.5 s a process
+torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler
 torch.utils.deterministic.fill_uninitialized_memory = True
 
 

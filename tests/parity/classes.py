@@ -119,17 +119,15 @@ def rotary_classes() -> tuple[Part, ...]:
     for folder, classes in modeling_files().items():
         for stem in dict.fromkeys(classes.values()):
             source = (root / folder / f"{stem}.py").read_text(encoding="utf-8")
-            bodies = {found[1]: found[0] for found in _CLASS.finditer(source) if found[1] in classes}
-            parts += [Part(folder, name, _config(root / folder, name, body)) for name, body in bodies.items()]
+            nodes = [ast.parse(found[0]).body[0] for found in _CLASS.finditer(source) if found[1] in classes]
+            parts += [Part(folder, node.name, _config(root / folder, node)) for node in nodes]
     return tuple(parts)
 
 
-def _config(folder: Path, name: str, body: str) -> str | None:
+def _config(folder: Path, node: Any) -> str | None:
     """The config class that `__init__` takes by its annotation; for a composite's name, the one of its text part."""
-    if name in _CONFIGS:
-        return _CONFIGS[name]
-    (node,) = ast.parse(body).body
-    assert isinstance(node, ast.ClassDef)
+    if node.name in _CONFIGS:
+        return _CONFIGS[node.name]
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             for argument in method.args.args:
