@@ -13,13 +13,13 @@ import records
 import rule_errors
 from rule_again import Rule, chance
 
-import ropewalk as rw
 from ropewalk.diagnosis.evidence import gather
 from ropewalk.diagnosis.facts import Found
+from tests.diagnosis.models import small_diagnosis
 
 
 def test_essentials_give_the_decision_of_the_run() -> None:
-    found = rw.doctor("tiny", target=512, methods="rerope", windows=1, minutes=60, progress=False)
+    found = small_diagnosis()
     saved = records.essentials(found.windows, found.readings, found)
     count = found.evidence.windows
     decision, evidence = records.concluded(json.loads(json.dumps(saved)), count)
@@ -30,7 +30,7 @@ def test_essentials_give_the_decision_of_the_run() -> None:
     assert [[fact.far for fact in one.facts] for one in windows] == [
         [fact.far for fact in one.facts] for one in found.windows
     ]
-    assert readings["rerope"][0].loss == found.readings["rerope"][0].loss
+    assert readings["dca"][0].loss == found.readings["dca"][0].loss
 
 
 def test_the_second_rule_has_the_same_counts_chances_and_means() -> None:

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 
+from ropewalk.diagnosis import page as page_module
 from ropewalk.diagnosis.page import page_of, pictures_of, strip_rows, write_report
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis, Verdict
@@ -22,10 +23,24 @@ from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis
 from tests.figures.pages import Page
 
+DRAWN: dict[str, list[bytes]] = {}
+
 
 @pytest.fixture(scope="module")
 def found() -> Diagnosis:
     return small_diagnosis()
+
+
+@pytest.fixture(autouse=True)
+def _drawn_once(monkeypatch: pytest.MonkeyPatch, draw: Any = page_module._drawn) -> None:
+    """Figures of equal content are drawn once for the file."""
+
+    def drawn(picture: Any, *how: Any) -> list[bytes]:
+        key = repr((how, [cell.cell_contents for cell in picture.draw.__closure__]))
+        DRAWN[key] = DRAWN.get(key) or draw(picture, *how)
+        return DRAWN[key]
+
+    monkeypatch.setattr(page_module, "_drawn", drawn)
 
 
 def changed(found: Diagnosis, what: str) -> Diagnosis:

@@ -84,8 +84,8 @@ def checked(function: FunctionT) -> FunctionT:
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        for name, value in signature.bind(*arguments, **options).arguments.items():
-            kind = kinds()[name]
+        for name, value in (*zip(signature.parameters, arguments, strict=False), *options.items()):
+            kind = kinds().get(name, object)
             if not is_of(value, kind):
                 shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
                 of_type = re.sub(r"\b[a-z_]+\.|[<>]|class ", "", shown)
