@@ -153,13 +153,13 @@ def test_lengths_follow_the_call_or_are_fixed():
 
 
 @pytest.mark.traced
-@pytest.mark.parametrize(("method", "layers"), [("yarn", 2), ("rerope", 1)])
-def test_compiled_without_graph_break(method, layers):
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
+def test_compiled_without_graph_break(method):
     """One graph: other tables, remapped positions, a factor of the logits; the logits are those of eager mode.
 
     tests/models/test_extensions.py compiles every extension.
     """
-    llama = small_model("llama", num_hidden_layers=layers)
+    llama = small_model("llama", num_hidden_layers=1)
     with rw.attach(llama, method, target=256), torch.no_grad():
         torch.compiler.reset()
         compiled = torch.compile(llama, backend="eager", fullgraph=True)
@@ -167,6 +167,7 @@ def test_compiled_without_graph_break(method, layers):
 
 
 @pytest.mark.traced
+@pytest.mark.thorough
 @torch.no_grad()
 def test_compiled_with_the_length_of_each_call():
     """Dynamic NTK breaks the graph to read a call's length, and gives the numbers of eager mode."""

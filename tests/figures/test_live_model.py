@@ -216,7 +216,7 @@ def test_typing_appending_and_generating(chromium, address):
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.thorough)])
 def test_every_control_of_the_loaded_picture_moves(chromium, address, width):
     """No error, no request, nothing without a name, nothing wider than the screen; the keyboard chooses a token."""
     watched = Watched(chromium, f"{address}#live&live.on=1&live.sample=0", width=width, dark=width < 1000)

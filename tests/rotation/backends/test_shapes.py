@@ -104,12 +104,13 @@ TURNED = ((4, 0), (1, 6), (5, 3), (8, 0))  # pairs, and features that are passed
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_layouts_and_tables(dtype, form, place):
-    """Each layout, whole and in part, by tables of all sequences, of each, and of each head; interpreted, a few."""
+    """Each layout, whole and in part, by tables of all sequences, of each, and of each head; interpreted, one."""
     every = [
         Call(dtype, (number + kind) % 2 == 0, form, layout=layout, batch=1 if pairs == 8 else 2,
              seq=1 if pairs == 8 else 5, pairs=pairs, passing=passing, scale=-0.75, inverse=kind == 1,
              per_row=kind > 0, per_head=kind == 2, kv_heads=0 if kind == 2 else 2)
         for number, layout in enumerate(("bshd", "bhsd", "thd")) for kind in range(3) for pairs, passing in TURNED
     ]  # fmt: skip
-    for call in every[list(FORMATS).index(dtype) + FORMS.index(form) :: 18] if place.interpreted else every:
+    one = (7 * list(FORMATS).index(dtype) + 11 * FORMS.index(form)) % len(every)
+    for call in [every[one]] if place.interpreted else every:
         check_call(call, place)
