@@ -30,7 +30,8 @@ def test_essentials_give_the_decision_of_the_run() -> None:
     assert [[fact.far for fact in one.facts] for one in windows] == [
         [fact.far for fact in one.facts] for one in found.windows
     ]
-    assert readings["dca"][0].loss == found.readings["dca"][0].loss
+    assert readings.keys() == found.readings.keys()
+    assert all(of[0].loss == found.readings[name][0].loss for name, of in readings.items())
 
 
 def test_the_second_rule_has_the_same_counts_chances_and_means() -> None:
