@@ -102,7 +102,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     for change, message in (
         ({"model_type": "ropewalk-checkpoint-classifier"}, "unknown architecture"),
-        ({"labels": ["a", "b"]}, "shape of a tensor differs from the config"),
+        ({"labels": ["a", "b"]}, "or their shapes differ from its config"),
         ({"labels": None}, "config.json is damaged"),
         ({"pooling": "last"}, "unknown `pooling`"),
         ({"encoder": config["encoder"] | {"hidden_size": "wide"}}, "`hidden_size` must be of type int"),

@@ -128,7 +128,7 @@ def test_the_plans_of_serve_config_have_no_fault(name: str, engine: str, method:
         assert found.length == 4 * source.trained
         wanted = METHODS[method].positions(source.own, Reach(source.trained, 4 * source.trained))
         ropes = [main_rope(one) for one in (found.model.ropes.ropes, wanted.ropes)]
-        assert same_rope(*ropes, [1, source.trained, found.length])
+        assert same_rope(*ropes, [1, source.trained, int(found.length)])
 
 
 LONGER = {"max_position_embeddings": 16384}

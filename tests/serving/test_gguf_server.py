@@ -60,7 +60,7 @@ def misfits(
                 continue
             answers += 1
             assert answer.prompt_tokens == length
-            probe = Probe(length, answer.top, {name: ours[name][length] for name in names})
+            probe = Probe(length, answer.top, {name: ours[name][length].of(list(answer.top)) for name in names})
             found = {name: max(found[name], probe.misfit(name)) for name in names}
     assert answers >= 2
     return found

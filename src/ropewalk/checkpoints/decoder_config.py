@@ -94,12 +94,12 @@ def classifier_to_json(config: TextClassifierConfig) -> dict[str, Any]:
 
 def classifier_from_json(content: Mapping[str, Any], where: str) -> TextClassifierConfig:
     """Return the config written by `classifier_to_json`; `where` names the file in errors."""
-    cure = "Fetch the folder again, or train the classifier again."
-    with library_errors("TextClassifier: the config.json is damaged.", facts={"file": where}, cure=cure):
+    rule, cure = "TextClassifier: the config.json is damaged.", "Fetch the folder again, or train the classifier again."
+    with library_errors(rule, facts={"file": where}, cure=cure):
         encoder = config_from_native(content["encoder"], where)
         own = {name: content[name] for name in _OF_CLASSIFIERS}
         if not isinstance(own["labels"], list):
-            raise TypeError("`labels` is not a list")
+            raise RopeError(rule, facts={"file": where, "labels": own["labels"]}, cure=cure)
         shared = {
             f.name: getattr(encoder, f.name) for f in fields(TextClassifierConfig) if f.init and f.name not in own
         }

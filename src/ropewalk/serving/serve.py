@@ -16,7 +16,7 @@ from ropewalk.checkpoints.sources import find, is_hub_name
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named, why_no_effect
-from ropewalk.records import checked
+from ropewalk.records import checked, malformed
 from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import ENGINES, RUNNERS
 from ropewalk.serving.plan import ServeConfig, gguf_keys, serving_plan
@@ -52,11 +52,7 @@ class Recorded:
             action, method = str(verdict["action"]), verdict["method"]
             trained, target = int(content["trained_length"]), int(content["target"])
             length = None if verdict["length"] is None else int(verdict["length"])
-            if not (1 <= trained <= target and (length is None or trained < length <= target)):
-                raise ValueError(f"lengths {trained}, {target}, {length}")
-            if not isinstance(method, str | None):
-                raise ValueError("the method")
-            return cls(
+            found = cls(
                 trained_length=trained,
                 target=target,
                 action=action,
@@ -66,6 +62,11 @@ class Recorded:
                 next=verdict["next"],
                 audits=tuple(content["inspection"].get("audits") or [content["inspection"]["audit"]]),
             )
+        if not (1 <= trained <= target and (length is None or trained < length <= target)):
+            raise malformed(content, f"lengths {trained}, {target}, {length}")
+        if not isinstance(method, str | None):
+            raise malformed(content, "the method")
+        return found
 
     def recommended(self, command: str) -> str:
         """Return the recommended method; raise `RopeError` if the answer is not to extend. `command`: for the error."""
