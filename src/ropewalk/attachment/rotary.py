@@ -14,7 +14,8 @@ from ropewalk.attachment.tables import LayerTables, TablesForward, layer_types_o
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.model_ropes import ModelRopes, is_windowed
+from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes, is_windowed
+from ropewalk.rope.values import MOST_SIZE, as_whole
 
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there
 
@@ -28,7 +29,16 @@ def text_config_of(model: nn.Module) -> Any:
             facts={"model": type(model).__name__},
             cure="Load it with AutoModelForCausalLM.from_pretrained(...); ropewalk's own Decoder is already exact.",
         )
-    return config.get_text_config(decoder=True)
+    text = config.get_text_config(decoder=True)
+    count, types = as_whole(getattr(text, "num_hidden_layers", None)), [getattr(text, key, None) for key in TYPE_KEYS]
+    named = all(isinstance(one, list | tuple) and all(isinstance(label, str) for label in one) for one in types if one)
+    if not (callable(getattr(text, "to_dict", None)) and count is not None and 0 <= count <= MOST_SIZE and named):
+        raise RopeError(
+            "attach: the text config must be transformers', with a number of layers and a list of their types.",
+            facts={"model": type(model).__name__, "text config": text, "num_hidden_layers": count, "types": types},
+            cure="Restore the config that the model was built with.",
+        )
+    return text
 
 
 def positions_of(model: nn.Module, config: Any) -> ModelRopes:
