@@ -35,7 +35,6 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
 from ropewalk.positions import mrope_positions
 from ropewalk.rope.axes import axes_from_sections
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 
 # -- formulas ---------------------------------------------------------------------------------------------------------
 
@@ -68,8 +67,8 @@ def _rules() -> Iterator[dict[str, Any]]:
             "ladder": {"theta": theta, "dim": 64, "maxLength": 8192},
             "rule": rule_of(rope),
             "seqLen": length,
-            "invFreq": list(columns_of(rope, length)),
-            "attentionFactor": attention_factor_of(rope, length),
+            "invFreq": list(rope.columns_at(length)),
+            "attentionFactor": rope.attention_factor_at(length),
         }
 
 

@@ -37,7 +37,6 @@ from ropewalk.models.encoding import Encoding, Places, Sizes
 from ropewalk.models.encodings import ENCODINGS
 from ropewalk.models.generation import generate
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.statistics import mean_and_interval
@@ -133,7 +132,7 @@ def head_entries() -> dict[str, Any]:
         "model": "tiny",
         "text": f"{HEAD_TEXTS} windows of {HEAD_TOKENS} tokens of Moby-Dick",
         "trainedLength": rope.trained_length,
-        "invFreq": list(columns_of(rope)),
+        "invFreq": list(rope.columns_at()),
         "heads": heads,
     }
 

@@ -25,7 +25,6 @@ from transformers.models.auto import modeling_auto as classes
 from ropewalk.errors import RopeError
 from ropewalk.methods import Reach
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.serving.applying import with_keys
 from ropewalk.serving.plan import serving_plan
@@ -75,11 +74,11 @@ class Measured:
         frequencies, factor, rows = self.inv_freq, self.factor, self.rows
         if self.long and length > self.long[2]:
             frequencies, factor, _, rows = self.long
-        wanted = columns_of(rope, length)
+        wanted = rope.columns_at(length)
         return (
             len(frequencies) == len(wanted)
             and np.allclose(frequencies, wanted, rtol=3e-6, atol=0)
-            and abs(factor / attention_factor_of(rope, length) - 1) < 1e-6
+            and abs(factor / rope.attention_factor_at(length) - 1) < 1e-6
             and self.pairing == ("interleaved" if rope.interleaved else "halves")
             and list(self.sections or ()) == list(rope.axes or ())
             and (rows is None or rows >= min(length, ROWS))

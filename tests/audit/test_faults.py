@@ -10,7 +10,6 @@ from ropewalk.audit.causes import cause_of, cause_of_factor, largest_error
 from ropewalk.audit.faults import hypotheses, other_faults
 from ropewalk.methods.faulty_rules import ByRequest
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import Linear, Llama3, YaRN
 
@@ -39,10 +38,10 @@ def test_check_says_what_verify_says(name: str) -> None:
         if wrong is None or wrong.needs_seq_len or wrong.pairs != rope.pairs or fault.name.startswith("abf "):
             continue  # the theta of abf is told
         if fault.by_frequencies:
-            found[fault.name] = columns_of(wrong, 1)
+            found[fault.name] = wrong.columns_at(1)
     told = 0
     for columns in found.values():
-        if largest_error(columns, columns_of(rope, 1)) <= 1e-4:  # of the pairing or the attention factor
+        if largest_error(columns, rope.columns_at(1)) <= 1e-4:  # of the pairing or the attention factor
             continue
         cause = cause_of(columns, rope, alone(rope), 1e-5)
         assert cause is not None
@@ -71,13 +70,13 @@ def test_check_says_what_verify_says(name: str) -> None:
 def test_a_number_of_no_list(name: str, change: dict[str, object], words: str) -> None:
     """Solved for; another rope than a fault's has no cause."""
     rope = ROPES[name]
-    found = columns_of(dataclasses.replace(rope, **change), 1)  # type: ignore[arg-type]
+    found = dataclasses.replace(rope, **change).columns_at(1)  # type: ignore[arg-type]
     cause = cause_of(found, rope, alone(rope), 1e-5)
     assert cause is not None
     assert cause.words == words
     bent = [frequency * (1.1 if pair % 3 == 1 else 1.0) for pair, frequency in enumerate(found)]
     assert cause_of(bent, rope, alone(rope), 1e-5) is None
-    assert cause_of(columns_of(rope, 1), rope, alone(rope), 1e-5) is None
+    assert cause_of(rope.columns_at(1), rope, alone(rope), 1e-5) is None
 
 
 def test_a_factor_for_each_request() -> None:
@@ -85,8 +84,8 @@ def test_a_factor_for_each_request() -> None:
     rope = dataclasses.replace(ROPES["yarn"], scaling=ByRequest(YaRN(4.0, 256)))
     for length, factor in ((200, 1.0), (256, 1.0), (257, 2.0), (512, 2.0), (513, 4.0), (5000, 4.0)):
         expected = PLAIN if factor == 1 else dataclasses.replace(LONGER, scaling=YaRN(factor, 256))
-        assert columns_of(rope, length) == columns_of(expected, length)
-        assert attention_factor_of(rope, length) == attention_factor_of(expected, length)
+        assert rope.columns_at(length) == expected.columns_at(length)
+        assert rope.attention_factor_at(length) == expected.attention_factor_at(length)
     named = {one.name: one for one in hypotheses(alone(ROPES["yarn"]), trained=256)}
     assert named["a factor for each request"].positions.ropes == (rope,)
 
@@ -118,7 +117,7 @@ def test_keys_that_an_engine_ignores() -> None:
         (rope,) = named[name].positions.ropes
         assert rope == ROPES["yarn"]
         expected = dataclasses.replace(LONGER, scaling=rule)  # `check` measures the factor
-        cause = cause_of_factor(attention_factor_of(rope, 1), expected, alone(expected), 1e-5)
+        cause = cause_of_factor(rope.attention_factor_at(1), expected, alone(expected), 1e-5)
         assert cause is not None
         assert cause.name == name
     assert not any("ignored" in one.name for one in hypotheses(alone(ROPES["yarn"]), trained=256))
@@ -129,12 +128,12 @@ def test_an_attention_factor_on_sliding_layers() -> None:
     full = dataclasses.replace(LONGER, scaling=YaRN(4.0, 256, attention_factor=1.3))
     own = ModelRopes((PLAIN, full), (None, None), (64, None))
     named = {one.name: one.positions.ropes for one in hypotheses(own, trained=256)}
-    for name, factor in (("1.3", 1.3), ("1.14", 1.3 / attention_factor_of(ROPES["yarn"], 2))):
+    for name, factor in (("1.3", 1.3), ("1.14", 1.3 / ROPES["yarn"].attention_factor_at(2))):
         sliding, other = named[f"attention factor {name} on sliding layers, too"]
         assert other == full
         assert sliding is not None
-        assert columns_of(sliding, 2) == pytest.approx(columns_of(PLAIN, 2), rel=1e-12)
-        assert attention_factor_of(sliding, 2) == pytest.approx(factor)
+        assert sliding.columns_at(2) == pytest.approx(PLAIN.columns_at(2), rel=1e-12)
+        assert sliding.attention_factor_at(2) == pytest.approx(factor)
 
 
 def test_the_other_pairing_of_blocks_is_interleaved() -> None:

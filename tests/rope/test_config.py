@@ -18,7 +18,6 @@ import ropewalk as rw
 from ropewalk.checkpoints.decoder_config import _to_dict, rope_from_dict
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
 
@@ -165,7 +164,7 @@ def test_a_later_field_is_printed_only_where_it_is_set() -> None:
 def test_given_frequencies_are_the_frequencies(axes):
     """`inv_freq` as it stands, on one axis and on several, by its tables at 40 digits; no method or block has them."""
     given = config(inv_freq=GIVEN, axes=axes)
-    assert columns_of(given) == GIVEN
+    assert given.columns_at() == GIVEN
     assert rope_from_dict(json.loads(json.dumps(_to_dict(given)))) == given
     ids = torch.tensor([0, 1, -7, 1_000_003])
     ids = ids if axes is None else torch.stack([ids, ids + 5], -1)
@@ -255,8 +254,8 @@ def test_any_value_is_used_or_refused(name: str) -> None:
                 try:
                     for rope in ModelRopes.from_hf(changed).by_type.values():
                         if rope is not None:
-                            assert all(map(abs, columns_of(rope, 20)))
-                            assert attention_factor_of(rope, 20) > 0
+                            assert all(map(abs, rope.columns_at(20)))
+                            assert rope.attention_factor_at(20) > 0
                     read += 1
                 except rw.RopeError:
                     refused += 1

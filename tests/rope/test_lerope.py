@@ -14,7 +14,6 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.load import read_alpha
-from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import DynamicNTK, LeRoPE, Linear, Stacked, YaRN, rule_from_dict
 
@@ -70,16 +69,16 @@ def test_every_layer_type_and_none():
     assert rw.RopeConfig.from_hf(composite, alpha=ALPHA) == rope()
     assert ModelRopes.from_hf(CONFIG, alpha=ALPHA).by_type == {None: rope()}
     plain = rw.RopeConfig.from_hf({**CONFIG, "model_type": "mistral4"})
-    np.testing.assert_allclose(columns_of(rw.RopeConfig.from_hf(CONFIG, alpha=zeros)), columns_of(plain), rtol=1e-15)
+    np.testing.assert_allclose(rw.RopeConfig.from_hf(CONFIG, alpha=zeros).columns_at(), plain.columns_at(), rtol=1e-15)
 
 
 def test_a_method_starts_from_the_learned_frequencies():
     """A rule on top scales them; the length scaling alone can be removed."""
     learned = rope().scaling
     halved = replace(rope(), scaling=Stacked(learned, Linear(2.0)))
-    np.testing.assert_allclose(columns_of(halved), np.array(columns_of(rope())) / 2, rtol=1e-15)
+    np.testing.assert_allclose(halved.columns_at(), np.array(rope().columns_at()) / 2, rtol=1e-15)
     unscaled = rope().unscaled()
-    np.testing.assert_allclose(columns_of(unscaled), 1e4 ** (-np.arange(8) / 8) * np.exp(ALPHA), rtol=1e-14)
+    np.testing.assert_allclose(unscaled.columns_at(), 1e4 ** (-np.arange(8) / 8) * np.exp(ALPHA), rtol=1e-14)
     assert unscaled.unscaled() == unscaled
     assert unscaled.scaling_is_trained is None
     trained = rope(rope_parameters={**BLOCK, "factor": 8.0})
@@ -92,8 +91,8 @@ def test_it_takes_over_what_its_rule_needs(of):
     config = rw.RopeConfig(16, interleaved=True, scaling=LeRoPE(ALPHA, of), max_position_embeddings=64)
     plain = replace(config, scaling=of)
     for length in (32, 64, 300):
-        expected = np.array(columns_of(plain, length)) * np.exp(ALPHA)
-        np.testing.assert_allclose(columns_of(config, length), expected, rtol=1e-14)
+        expected = np.array(plain.columns_at(length)) * np.exp(ALPHA)
+        np.testing.assert_allclose(config.columns_at(length), expected, rtol=1e-14)
     names = ("needs_seq_len", "switch_length", "original_length", "scaled_length")
     assert [getattr(config, name) for name in names] == [getattr(plain, name) for name in names]
     assert config.longest_at(100) == plain.longest_at(100)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.tables import make_tables
 
 NEAR = (0, 1, 2, 3, 5, 8, 13, 21)
@@ -73,7 +72,7 @@ class TableRows:
         Differences are `[rows, pairs]`. Some classes that rotate backwards have tables of the angle, and negate it in
         their rotation.
         """
-        columns, axes = columns_of(rope, seq_len), rope.axes if self.positions.ndim == 2 else None
+        columns, axes = rope.columns_at(seq_len), rope.axes if self.positions.ndim == 2 else None
         cos, sin = make_tables(self.positions, columns, axes, dtype=torch.float64)
         places = self.positions[..., None] if axes is None else self.positions[..., list(axes)]
         angles = places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()

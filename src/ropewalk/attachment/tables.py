@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ropewalk.attachment.probe import NEAR, Order, called_rows, takes_positions
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rope.tables import text_positions
 from ropewalk.rotation.embedding import RotaryEmbedding
 
@@ -92,7 +91,7 @@ def learned_format(module: nn.Module, label: str | None, rope: RopeConfig, name:
         right &= rows is not None and rows.cos.shape[-1] == rope.pairs and not rows.arrangement.sines_first
         if rows is not None and right:
             length = rows.seq_len or 1
-            differences, allowed, negated = rows.differences(rope, length, attention_factor_of(rope, length))
+            differences, allowed, negated = rows.differences(rope, length, rope.attention_factor_at(length))
             right = bool((differences <= allowed).all()) and rows.arrangement.order != "blocks"
             forms.add((rows.arrangement.order, negated))
     if not right or len(forms) > 1:

@@ -14,7 +14,6 @@ from ropewalk.attention.attend import NO_RULES, LogitRules, open_blocks
 from ropewalk.attention.masks import TokenLayout, is_readable
 from ropewalk.errors import RopeError
 from ropewalk.rope.extensions import Extension, Rule
-from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rotation.backends import choose_attention
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -163,7 +162,7 @@ class Remap:
     def _has_no_factor(self) -> bool:
         """Return whether queries and keys are rotated without a factor."""
         assert self._rotary is not None
-        return attention_factor_of(self._rotary.config, self._seq_len) == 1
+        return self._rotary.config.attention_factor_at(self._seq_len) == 1
 
 
 def attend_remapped(

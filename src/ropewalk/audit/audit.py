@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ropewalk.errors import check_kind
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of, reach
+from ropewalk.rope.frequencies import REACH_SEARCHED, reach
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.values import MOST_TOKENS, check_whole
 
@@ -93,8 +93,8 @@ def audit(
     check_whole("audit", trained_length=trained_length, target=target)
     trained = trained_length if trained_length is not None else config.trained_length
     wanted = target if target is not None else min(4 * (trained or 8192), MOST_TOKENS)
-    scaled, unscaled = (np.abs(columns_of(rope, wanted)) for rope in (config, config.unscaled()))
-    known = np.abs(columns_of(config.as_trained(), trained or wanted))
+    scaled, unscaled = (np.abs(rope.columns_at(wanted)) for rope in (config, config.unscaled()))
+    known = np.abs(config.as_trained().columns_at(trained or wanted))
     limit = min(max(wanted, REACH_SEARCHED), 16 * REACH_SEARCHED)
     distance, layers = reach(scaled, limit), layers or Layers()
     shown = min(filter(None, (trained, layers.window)), default=None)
@@ -123,7 +123,7 @@ def audit(
         target=wanted,
         inv_freq=tuple(scaled.tolist()),
         inv_freq_unscaled=tuple(unscaled.tolist()),
-        attention_factor=attention_factor_of(config, wanted),
+        attention_factor=config.attention_factor_at(wanted),
         wavelengths=wavelengths(scaled),
         wavelengths_unscaled=wavelengths(unscaled),
         pairs_never_turning=None if shown is None else int(np.sum((known > 0) & (known * shown < 2 * math.pi))),

@@ -22,7 +22,6 @@ from ropewalk.audit.faults import (
 )
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 
 _LONGEST = 2**24  # tokens: the longest state of length-dependent frequencies that is searched
@@ -40,12 +39,12 @@ def largest_error(found: Columns, expected: Columns) -> float:
 
 def cause_of(found: Columns, rope: RopeConfig, ropes: ModelRopes, tolerance: float) -> Hypothesis | None:
     """Return the fault of a rope of a model with these frequencies; None if there is none within `tolerance`."""
-    expected = columns_of(rope, 1)
+    expected = rope.columns_at(1)
     if largest_error(found, expected) <= tolerance:
         return None
 
     def fits(wrong: RopeConfig) -> bool:
-        columns = columns_of(wrong, 1)[: rope.pairs]
+        columns = wrong.columns_at(1)[: rope.pairs]
         return largest_error(columns, expected) > 1e-6 and largest_error(found, columns) <= tolerance
 
     alone = ModelRopes((given(rope, expected),), (None,), (None,))  # whatever its attention factor
@@ -75,8 +74,8 @@ def cause_of_factor(found: float, rope: RopeConfig, ropes: ModelRopes, tolerance
     """Return the fault with the right frequencies and this attention factor; None if there is none."""
 
     def fits(wrong: RopeConfig) -> bool:
-        factor = attention_factor_of(wrong, 1)
-        return abs(found - factor) <= tolerance * factor and columns_of(wrong, 1) == columns_of(rope, 1)
+        factor = wrong.attention_factor_at(1)
+        return abs(found - factor) <= tolerance * factor and wrong.columns_at(1) == rope.columns_at(1)
 
     return fault_where(fits, rope, ropes)
 
@@ -91,13 +90,13 @@ def grown_length(found: Columns, rope: RopeConfig, tolerance: float) -> int | No
         low, high = 1, _LONGEST
     while low < high:  # the slowest frequency falls with the length
         middle = (low + high) // 2
-        low, high = (low, middle) if columns_of(rope, middle)[-1] <= found[-1] * (1 + 1e-6) else (middle + 1, high)
-    return low if largest_error(found, columns_of(rope, low)) <= max(tolerance, 1e-4) else None
+        low, high = (low, middle) if rope.columns_at(middle)[-1] <= found[-1] * (1 + 1e-6) else (middle + 1, high)
+    return low if largest_error(found, rope.columns_at(low)) <= max(tolerance, 1e-4) else None
 
 
 def _gives(fault: Hypothesis, found: Columns, tolerance: float) -> bool:
     (wrong,) = fault.positions.ropes
-    return wrong is not None and largest_error(found, columns_of(wrong, 1)) <= tolerance
+    return wrong is not None and largest_error(found, wrong.columns_at(1)) <= tolerance
 
 
 def _solved(found: Columns, rope: RopeConfig, fault: Numbered, tolerance: float) -> Hypothesis | None:
@@ -108,7 +107,7 @@ def _solved(found: Columns, rope: RopeConfig, fault: Numbered, tolerance: float)
     with suppress(RopeError):
 
         def below(number: float) -> bool:
-            return columns_of(fault.change(rope, number), 1)[at] <= found[at]
+            return fault.change(rope, number).columns_at(1)[at] <= found[at]
 
         low, high = 1.0 + 1e-9, _LARGEST
         rises = below(low) and not below(high)

@@ -20,7 +20,7 @@ from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.errors import RopeError
 from ropewalk.methods import main_rope
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import REACH_SEARCHED, attention_factor_of, columns_of
+from ropewalk.rope.frequencies import REACH_SEARCHED
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
@@ -120,7 +120,7 @@ def _outside_the_rope(a: Checkpoint, b: Checkpoint) -> list[Difference]:
 
 def _drift(one: RopeConfig, other: RopeConfig, seq_len: int) -> tuple[int | None, int]:
     """Return the first distance in tokens at which a pair differs by a quarter turn (None if equal), and that pair."""
-    pairs = zip(columns_of(one, seq_len), columns_of(other, seq_len), strict=True)
+    pairs = zip(one.columns_at(seq_len), other.columns_at(seq_len), strict=True)
     apart = [0.0 if math.isclose(f, g, rel_tol=ROUNDING) else abs(f - g) for f, g in pairs]
     pair = max(range(len(apart)), key=apart.__getitem__)
     return (math.ceil(math.pi / 2 / apart[pair]) if apart[pair] else None), pair
@@ -172,17 +172,17 @@ def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
     found = []
     drifts = [(n, tokens, pair) for n in lengths for tokens, pair in [_drift(one, other, n)] if tokens]
     for length, tokens, pair in sorted(drifts, key=lambda each: each[1] >= each[0])[:1]:
-        f, g = (f"{columns_of(rope, length)[pair]:.4g}" for rope in (one, other))
+        f, g = (f"{rope.columns_at(length)[pair]:.4g}" for rope in (one, other))
         told = f"pair {pair} differs by a quarter turn: A rotates it by {f} radians per token, B by {g}"
-        cause = cause_of(columns_of(other, 1), one, alone, ROUNDING)
+        cause = cause_of(other.columns_at(1), one, alone, ROUNDING)
         told += f" (B: {cause.words})" if cause else ""
         told += f", in texts of {length:,} tokens." if len(lengths) > 1 else "."
         late = f" That is beyond {length:,} tokens, the longest stated length." if tokens >= length else ""
         found.append(_differs("frequencies", "note" if late else "error", tokens, told + late))
-    ratios = [(attention_factor_of(other, n) / attention_factor_of(one, n)) ** 2 for n in lengths]
+    ratios = [(other.attention_factor_at(n) / one.attention_factor_at(n)) ** 2 for n in lengths]
     ratio = max(ratios, key=lambda each: abs(math.log(each)))
     if not math.isclose(ratio, 1, rel_tol=ROUNDING):
-        cause = cause_of_factor(attention_factor_of(other, 1), one, alone, ROUNDING)
+        cause = cause_of_factor(other.attention_factor_at(1), one, alone, ROUNDING)
         told = f"B's attention factor multiplies logits by {ratio:.4g} of A's{f': {cause.words}' if cause else ''}."
         found.append(_differs("factor", "error", 1, told))
     return found

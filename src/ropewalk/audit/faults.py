@@ -20,7 +20,6 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faulty_rules import ByRequest, FaultyPositions, ScaledLogits
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes, attends
 from ropewalk.rope.scaling import Linear, Scaling, Stacked, YaRN, yarn_mscale
 from ropewalk.rope.values import HORIZON, TRAINED_KEY
@@ -105,8 +104,8 @@ class Hypothesis:
 @lru_cache(4096)
 def _numbers(rope: RopeConfig, length: int) -> tuple[object, ...]:
     """Return a rope's pairing, frequencies and attention factor at a length, to ten digits."""
-    columns = tuple(float(f"{column:.9e}") for column in columns_of(rope, length))
-    return rope.interleaved, columns, float(f"{attention_factor_of(rope, length):.9e}")
+    columns = tuple(float(f"{column:.9e}") for column in rope.columns_at(length))
+    return rope.interleaved, columns, float(f"{rope.attention_factor_at(length):.9e}")
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def _wrong_factor(rule: str, factor: float) -> Numbered:
 
 def _times_all(rope: RopeConfig, number: float) -> RopeConfig:
     """Return a rope with all frequencies multiplied, without an attention factor."""
-    return given(rope, [number * column for column in columns_of(rope, 1)])
+    return given(rope, [number * column for column in rope.columns_at(1)])
 
 
 def hypotheses(expected: ModelRopes, *, trained: int) -> list[Hypothesis]:
@@ -279,7 +278,7 @@ def _times(rope: RopeConfig, rule: Any, field: str, times: float) -> Any:
 
 
 def _attention(rope: RopeConfig, rule: Any, power: int) -> Any:
-    return replace(rule, attention_factor=attention_factor_of(rope, HORIZON) ** power)
+    return replace(rule, attention_factor=rope.attention_factor_at(HORIZON) ** power)
 
 
 def _softmax_mscale(rope: RopeConfig | None, power: int) -> ScaledLogits | None:
@@ -300,7 +299,7 @@ def _lengths(rope: RopeConfig) -> Iterator[tuple[int, float]]:
 
 def fixed_at(expected: ModelRopes, length: int) -> Hypothesis:
     """Return the frequencies of one length at every length, for ropes whose frequencies follow it."""
-    positions = expected.mapped(lambda rope: given(rope, columns_of(rope, length)))
+    positions = expected.mapped(lambda rope: given(rope, rope.columns_at(length)))
     return Hypothesis(f"dynamic scaling fixed at {length} tokens", positions, cure=LENGTH)
 
 
@@ -322,7 +321,7 @@ def rounded(expected: ModelRopes, dtype: torch.dtype, unchanged_below: int = 0) 
     def change(rope: RopeConfig) -> RopeConfig:
         if not _is_constant(rope):
             return rope
-        columns = torch.tensor(columns_of(rope, 2), dtype=torch.float32, device="cpu")
+        columns = torch.tensor(rope.columns_at(2), dtype=torch.float32, device="cpu")
         return given(rope, columns.to(dtype).double().tolist())
 
     name = f"inv_freq in {str(dtype).removeprefix('torch.')}"
@@ -331,7 +330,7 @@ def rounded(expected: ModelRopes, dtype: torch.dtype, unchanged_below: int = 0) 
 
 def _is_constant(rope: RopeConfig) -> bool:
     """Return whether `given` can give the frequencies of the rope."""
-    return not rope.needs_seq_len and attention_factor_of(rope, 2) == 1.0
+    return not rope.needs_seq_len and rope.attention_factor_at(2) == 1.0
 
 
 # --- layers
@@ -355,7 +354,7 @@ def _some_layers(expected: ModelRopes, bare: ModelRopes, scaled: Sequence[RopeCo
     if any(rope in scaled for rope, window in zip(expected.ropes, windows, strict=True) if window):
         return
     # llama.cpp multiplies by a file's attn_factor in every layer, and by YaRN's own factor only where it scales
-    applied = attention_factor_of(scaled[0], HORIZON)
+    applied = scaled[0].attention_factor_at(HORIZON)
     usual = yarn_mscale(getattr(scaled[0].scaling, "factor", None) or 1.0, 1.0)
     for factor in (applied, applied / usual):
         of_sliding = expected.mapped(partial(_multiplied, factor=factor))
@@ -378,7 +377,7 @@ def _widths(expected: ModelRopes) -> Iterator[Hypothesis]:
         if rope.rotary_dim == rope.head_dim or rope.inv_freq is not None:
             return rope
         wide = replace(rope, rotary_dim=None, axes=None)
-        return given(rope, columns_of(wide, 2)[: rope.pairs]) if _is_constant(wide) else rope
+        return given(rope, wide.columns_at(2)[: rope.pairs]) if _is_constant(wide) else rope
 
     for name, change in (("theta's exponents over the whole head", exponents), ("partial factor ignored", whole)):
         with suppress(RopeError):

@@ -18,7 +18,6 @@ from ropewalk.audit.problems import Comparison, Problem, compare_stated_pairing,
 from ropewalk.errors import RopeError
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
 
@@ -249,4 +248,4 @@ def _nearest(ropes: Sequence[RopeConfig], found: Tensor) -> RopeConfig | None:
     if len(ropes) < 2 or not found.is_floating_point():
         return next(iter(ropes), None)
     columns = found.detach().flatten().double().tolist()
-    return min(ropes, key=lambda rope: largest_error(columns, columns_of(rope, 1)))
+    return min(ropes, key=lambda rope: largest_error(columns, rope.columns_at(1)))

@@ -18,7 +18,6 @@ from ropewalk.audit.faults import FACTOR, WIDTH, Hypothesis
 from ropewalk.audit.findings import Severity
 from ropewalk.errors import describe
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 
 _EXACT = 5e-6  # relative: float32 powers and divisions
@@ -83,7 +82,7 @@ class Comparison:
             yield self._problem("uninitialised", name, f"{what}, {_EMPTY}", _FILL)
             return
         found = tensor.detach().flatten().double().abs().cpu()  # a rope may rotate backwards
-        values, columns = found.tolist(), [abs(x) for x in columns_of(rope, 1)]
+        values, columns = found.tolist(), [abs(x) for x in rope.columns_at(1)]
         short = tensor.dtype.itemsize < 4
         tolerance = torch.finfo(tensor.dtype).eps if short else _EXACT
         sets = sorted(set(values)), sorted(set(columns))
@@ -122,7 +121,7 @@ class Comparison:
 
     def factor(self, what: str, found: float, seq_len: int = 1, eps: float = 0.0) -> Iterator[Problem]:
         """Yield the difference of an attention factor; `eps`: the rounding of 16-bit numbers."""
-        expected = attention_factor_of(self.rope, seq_len)
+        expected = self.rope.attention_factor_at(seq_len)
         if abs(found - expected) > (1e-5 + eps) * expected:
             text = f"has attention factor {found:.6g}, expected {expected:.6g}"
             cause = cause_of_factor(found, self.rope, self.ropes, 1e-4 + 10 * eps)
@@ -233,7 +232,7 @@ class Comparison:
         cause = None
         if one is not None:
             found = torch.atan2(rows.sin[one], rows.cos[one]).abs().tolist()
-            columns = [abs(x) for x in columns_of(rope, seq_len)]
+            columns = [abs(x) for x in rope.columns_at(seq_len)]
             cause, pair = cause_of(found, rope, self.ropes, max(1e-5, rows.eps)), _worst(found, columns)
             text += f"; pair {pair} rotates by {found[pair]:.5g} rad per token, expected {columns[pair]:.5g}"
         yield self._caused("tables", name, text, cause)

@@ -25,7 +25,6 @@ from ropewalk.families.values import size
 from ropewalk.imports import need
 from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.tables import angle_of
 
@@ -189,7 +188,7 @@ class _Cases:
 
     def frequencies(self, length: int) -> tuple[Array, float]:
         """Return the frequency of each pair and the attention factor for a sequence of this length."""
-        return np.array(columns_of(self.rope, length)), attention_factor_of(self.rope, length)
+        return np.array(self.rope.columns_at(length)), self.rope.attention_factor_at(length)
 
     def tables(self, positions: Array, length: int) -> tuple[Array, Array]:
         """Return cos and sin `[..., pairs]` at positions `[..., 1 or pairs]`."""
@@ -222,7 +221,7 @@ class _Cases:
         for ladder in self.rope.ladders:
             units[list(ladder.columns)] += np.arange(len(ladder.columns)) * 2 / ladder.dim * math.log(ladder.theta)
         if self.rope.scaling is not None and self.rope.scaling.rope_type in ("yarn", "llama3"):
-            unscaled = np.array(columns_of(self.rope.unscaled(), length))
+            unscaled = np.array(self.rope.unscaled().columns_at(length))
             ratio = np.divide(unscaled, columns, out=np.ones_like(columns), where=columns != 0)
             blended = (ratio > 1 + 1e-9) & (ratio < ratio.max() * (1 - 1e-9))
             units = units * np.where(blended, 1 + 2 * ratio, 1)

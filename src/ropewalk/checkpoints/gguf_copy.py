@@ -26,7 +26,7 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.progress import Progress, SilentProgress
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, compared_lengths, same_rope
+from ropewalk.rope.frequencies import compared_lengths, same_rope
 from ropewalk.rope.scaling.yarn import yarn_mscale
 from ropewalk.version import __version__
 
@@ -94,22 +94,22 @@ def _scalings(
         if kind in ("linear", "yarn"):
             keys = {"rope.scaling.type": kind, "rope.scaling.factor": float(named["factor"]), **original, **trained}
         if kind == "yarn":
-            attention = attention_factor_of(rope) / yarn_mscale(float(named["factor"]), 1.0)  # of llama.cpp's own
+            attention = rope.attention_factor_at() / yarn_mscale(float(named["factor"]), 1.0)  # of llama.cpp's own
             keys |= {} if math.isclose(attention, 1.0, rel_tol=1e-9) else {"rope.scaling.attn_factor": attention}
         if keys or kind == "default":
             yield theta, keys, {}
     switch = rope.switch_length
     if arch not in WITH_DIVISORS or rope.rotary_dim != rope.head_dim or (rope.needs_seq_len and switch is None):
         return
-    plain = columns_of(RopeConfig(rope.head_dim, interleaved=False, theta=rope.theta))
-    factor = attention_factor_of(rope, (switch or 1) + 1)  # one that depends on the length does not read back
+    plain = RopeConfig(rope.head_dim, interleaved=False, theta=rope.theta).columns_at()
+    factor = rope.attention_factor_at((switch or 1) + 1)  # one that depends on the length does not read back
     keys = ({} if factor == 1.0 else {"rope.scaling.attn_factor": factor}) | original | trained
-    if switch is None or columns_of(rope, switch) == columns_of(rope, switch + 1):
-        yield rope.theta, keys, {"rope_freqs": _divisors(plain, columns_of(rope, (switch or 1) + 1))}
+    if switch is None or rope.columns_at(switch) == rope.columns_at(switch + 1):
+        yield rope.theta, keys, {"rope_freqs": _divisors(plain, rope.columns_at((switch or 1) + 1))}
         return
     lists = {
-        "rope_factors_short": _divisors(plain, columns_of(rope, switch)),
-        "rope_factors_long": _divisors(plain, columns_of(rope, switch + 1)),
+        "rope_factors_short": _divisors(plain, rope.columns_at(switch)),
+        "rope_factors_long": _divisors(plain, rope.columns_at(switch + 1)),
     }
     chosen = {"rope.scaling.type": "longrope", "rope.scaling.original_context_length": switch}
     yield rope.theta, keys | chosen, lists

@@ -21,7 +21,6 @@ from ropewalk.attachment.rotary import positions_of, text_config_of
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
 from ropewalk.methods import Reach, trained_length_of
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.tokenizer import TextTokenizer, ids_of
 
@@ -237,7 +236,7 @@ class Reader:
                 cure="Choose a different model: this one cannot be measured.",
             ) from self._refused
         ropes = set(self.positions.present_ropes)
-        key = frozenset((rope, columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in ropes)
+        key = frozenset((rope, rope.columns_at(seq_len), rope.attention_factor_at(seq_len)) for rope in ropes)
         live = self._twins.get(key)
         if live is None:
             twin = _twin(self.model)

@@ -16,7 +16,6 @@ from ropewalk.diagnosis.facts import Filled, Window, Wording
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.tokenizer import TextTokenizer
 
@@ -229,7 +228,5 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
 
 def _angles(positions: ModelRopes, seq_len: int) -> object:
     """Return each layer's frequencies and attention factor at this length, which define a method's computation."""
-    distinct = {
-        rope: (columns_of(rope, seq_len), attention_factor_of(rope, seq_len)) for rope in positions.present_ropes
-    }
+    distinct = {rope: (rope.columns_at(seq_len), rope.attention_factor_at(seq_len)) for rope in positions.present_ropes}
     return tuple(None if rope is None else distinct[rope] for rope in positions.ropes)

@@ -24,7 +24,6 @@ from ropewalk.methods.ropes import Reach
 from ropewalk.methods.table import Method
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.frequencies import attention_factor_of, columns_of
 from ropewalk.version import __version__
 
 FACTORS = (2, 4, 8, 16, 32)
@@ -51,8 +50,8 @@ def preset_entries(source: Checkpoint, title: str, name: str, longest: int = LON
             "theta": rope.theta,
             "maxLength": rope.max_position_embeddings,
             "trainedLength": length,
-            "plain": _numbers(columns_of(dataclasses.replace(rope, scaling=None), length)),
-            "invFreq": _numbers(columns_of(rope.as_trained(), length)),
+            "plain": _numbers(dataclasses.replace(rope, scaling=None).columns_at(length)),
+            "invFreq": _numbers(rope.as_trained().columns_at(length)),
             "rule": rule_of(rope),
             "methods": {} if length is None or not rope.can_be_extended else _methods(rope, length, longest),
         }
@@ -72,13 +71,13 @@ def _table(method: Method, rope: RopeConfig, reach: Reach) -> dict[str, Any] | N
     """Return by how much the method multiplies each pair's frequency at the target; None if it does not apply."""
     try:
         extended = method.rope(rope, reach)
-        after, before = columns_of(extended, reach.target), columns_of(rope.as_trained(), reach.target)
+        after, before = extended.columns_at(reach.target), rope.as_trained().columns_at(reach.target)
     except RopeError:
         return None
     return {
         "factor": reach.factor,
         "ratio": _numbers([new / old if old else 1.0 for new, old in zip(after, before, strict=True)]),
-        "attentionFactor": round(attention_factor_of(extended, reach.target), 6),
+        "attentionFactor": round(extended.attention_factor_at(reach.target), 6),
         "rule": rule_of(extended),
     }
 

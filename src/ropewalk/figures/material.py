@@ -20,7 +20,6 @@ from ropewalk.errors import RopeError
 from ropewalk.models.attention import Attention
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import columns_of
 from ropewalk.rope.model_ropes import ModelRopes
 
 Array = npt.NDArray[np.float64]
@@ -39,7 +38,7 @@ TITLES = {
 
 def frequencies(config: RopeConfig, seq_len: int | None = None) -> Array:
     """Return the radians per token of each pair, float64 `[pairs]`, with all axes advancing together."""
-    return np.array(columns_of(config, seq_len))
+    return np.array(config.columns_at(seq_len))
 
 
 def opened(config: Any) -> Checkpoint:

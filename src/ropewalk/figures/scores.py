@@ -41,7 +41,6 @@ from ropewalk.figures.style import (
 )
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of
 from ropewalk.rope.values import check_whole
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Arra
         rope = attention.rope
         assert rope is not None
         length = int(distances[-1]) + 1
-        scale = attention_factor_of(rope, length) ** 2 / rope.head_dim**0.5
+        scale = rope.attention_factor_at(length) ** 2 / rope.head_dim**0.5
         rotation = np.exp(1j * np.outer(frequencies(rope, length), distances))
         q, k = (x.double().mean((0, 2)) for x in queries_and_keys(attention, hidden))
         for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):

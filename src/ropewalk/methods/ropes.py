@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import attention_factor_of, columns_of, same_rope
+from ropewalk.rope.frequencies import same_rope
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.values import as_whole, check_whole
 
@@ -55,8 +55,8 @@ def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any
         own = replace(rope, scaling=None).to_hf()
     except RopeError:  # no block has this order of axes
         return None
-    plain = columns_of(rope.unscaled())
-    short, long = columns_of(rope, switch), columns_of(rope, switch + 1)
+    plain = rope.unscaled().columns_at()
+    short, long = rope.columns_at(switch), rope.columns_at(switch + 1)
     if not all(short) or not all(long) or not all(plain):
         return None
     return {
@@ -66,7 +66,7 @@ def longrope_block(rope: RopeConfig, trained: int, target: int) -> dict[str, Any
         "long_factor": [old / new for old, new in zip(plain, long, strict=True)],
         "original_max_position_embeddings": switch,
         "factor": max(1.0, target / switch),
-        "attention_factor": attention_factor_of(rope, switch + 1),
+        "attention_factor": rope.attention_factor_at(switch + 1),
     }
 
 

@@ -13,7 +13,7 @@ from ropewalk.families import Trained
 from ropewalk.methods.ropes import Reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import DualChunk, Extension, LaMPE, ReRoPE, SelfExtend
-from ropewalk.rope.frequencies import columns_of, smallest_theta
+from ropewalk.rope.frequencies import smallest_theta
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, Resonance, Scaling, Stacked, YaRN
 from ropewalk.rope.values import names_of
@@ -139,7 +139,7 @@ def _abf(base: RopeConfig, reach: Reach) -> ABF:
     """Return the rule with the smallest theta for the target."""
     divisors = None
     if base.scaling is not None:
-        pairs = zip(columns_of(replace(base, scaling=None)), columns_of(base, reach.target), strict=True)
+        pairs = zip(replace(base, scaling=None).columns_at(), base.columns_at(reach.target), strict=True)
         divisors = tuple(f / g if g else math.inf for f, g in pairs)
     return ABF(smallest_theta(base.ladders[0].dim, reach.target, at_least=base.theta, divisors=divisors))
 

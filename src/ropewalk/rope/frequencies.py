@@ -45,9 +45,9 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
     check_config(config, "inverse_frequencies")
     check_whole("inverse_frequencies", seq_len=seq_len)
     tokens = as_whole(seq_len)
-    columns, axes = columns_of(config, tokens), config.axes or (0,) * config.pairs
+    columns, axes = config.columns_at(tokens), config.axes or (0,) * config.pairs
     rows = [[f if a == axis else 0.0 for f, a in zip(columns, axes, strict=True)] for axis in range(config.num_axes)]
-    return Frequencies(torch.tensor(rows, dtype=torch.float64, device="cpu"), attention_factor_of(config, tokens))
+    return Frequencies(torch.tensor(rows, dtype=torch.float64, device="cpu"), config.attention_factor_at(tokens))
 
 
 def check_config(config: object, where: str) -> None:
@@ -58,16 +58,6 @@ def check_config(config: object, where: str) -> None:
             facts={"config": config},
             cure="Pass RopeConfig(head_dim, interleaved=...), or RopeConfig.from_hf(config) for a Hugging Face config.",
         )
-
-
-def columns_of(config: RopeConfig, seq_len: int | None = None) -> tuple[float, ...]:
-    """Return the inverse frequency of each pair as Python floats, the input of `make_tables`."""
-    return config.columns_at(seq_len)
-
-
-def attention_factor_of(config: RopeConfig, seq_len: int | None = None) -> float:
-    """Return the attention factor of a config; 1.0 without YaRN or LongRoPE."""
-    return config.attention_factor_at(seq_len)
 
 
 # --- the distance at which the sum of cosines falls below zero
@@ -161,7 +151,7 @@ def same_rope(
     if (one.rotary_dim, one.axes) != (other.rotary_dim, other.axes):
         return False
     return all(
-        close(attention_factor_of(one, length), attention_factor_of(other, length))
-        and all(map(close, columns_of(one, length), columns_of(other, length)))
+        close(one.attention_factor_at(length), other.attention_factor_at(length))
+        and all(map(close, one.columns_at(length), other.columns_at(length)))
         for length in lengths
     )
