@@ -21,8 +21,8 @@ from ropewalk.errors import RopeError
 from ropewalk.shell import shell_command
 
 OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
-version = cache(_version)  # each call parses all of a package's metadata: 5 ms
 """The oldest release of a package that is supported; pyproject.toml states the same."""
+version = cache(_version)  # each call parses all of a package's metadata: 5 ms
 
 
 def lazy_names(package: str) -> Callable[[str], Any]:
