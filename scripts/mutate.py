@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--packages", default="rope,rotation,attention,models,methods,attachment,diagnosis")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutate")
+    parser.add_argument("--out", type=lambda folder: Path(folder).resolve(), default=ROOT / "build" / "mutate")
     given = parser.parse_args()
     copy, packages = given.out / "copy", given.packages.split(",")
     if not (given.out / "coverage").exists():
