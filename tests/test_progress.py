@@ -70,12 +70,13 @@ def test_a_terminal_has_a_state(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     with shown("doctor") as progress:
         assert isinstance(progress, TerminalProgress)
         work(progress)
-        assert str(progress._status.status).startswith("doctor: [1/1] yarn: 60 of 100, about ")
+        assert str(progress._spinner.text).startswith("doctor: [1/1] yarn: 60 of 100, about ")
         expect(progress, 50)
         progress.advance(50)
-        assert str(progress._status.status) == "doctor"
+        assert str(progress._spinner.text) == "doctor"
+        print("an answer")
     printed = capsys.readouterr()
-    assert printed.out == ""
+    assert printed.out == "an answer\n"
     assert "about 3 min" in printed.err
     with shown("doctor", lines=True) as progress:  # lines are for files and pipes
         assert isinstance(progress, TerminalProgress)

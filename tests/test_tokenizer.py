@@ -204,6 +204,9 @@ def test_what_llama_cpp_assumes_of_a_file(trained: TextTokenizer) -> None:
     for says, begins in ({}, True), ({"tokenizer.ggml.add_bos_token": False}, False):
         ids = tokenizer_from_metadata(metadata | says, "test").encode("x", add_special=True)
         assert (ids[0] == 0) is begins
+    for key, entries in ("token_type", ["1"] * 361), ("tokens", "abc"):
+        with pytest.raises(RopeError, match=f"(?s)damaged.*{key}"):
+            tokenizer_from_metadata(metadata | {f"tokenizer.ggml.{key}": entries}, "test")
     tokenizer = tokenizer_from_metadata(byte_level_metadata(trained, None), "test").tokenizer
     cut = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("Hi!! 12345")]
     assert cut == ["Hi", "!!", "Ġ", "123", "45"]

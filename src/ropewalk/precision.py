@@ -19,7 +19,15 @@ _INSTRUCTIONS = {
     torch.float16: {"amx_fp16": "AMX-FP16", "avx512_fp16": "AVX512-FP16"},
 }
 """The capabilities of `torch.cpu` for products of a half type, the best first, and their names."""
-_WITHOUT_HALF = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")  # ONEDNN_MAX_CPU_ISA
+
+_UP_TO = {
+    "AVX512_CORE_BF16": ("avx512_bf16",),
+    "AVX512_CORE_FP16": ("avx512_bf16", "avx512_fp16"),
+    "AVX10_1_512": ("avx512_bf16", "avx512_fp16"),
+    "AVX512_CORE_AMX": ("avx512_bf16", "avx512_fp16", "amx_bf16"),
+    "AVX10_1_512_AMX": ("avx512_bf16", "avx512_fp16", "amx_bf16"),
+}
+"""The capabilities that oneDNN uses under a value of ONEDNN_MAX_CPU_ISA."""
 
 
 def to_float64(x: Tensor) -> Tensor:
@@ -94,10 +102,18 @@ def half_instructions(dtype: torch.dtype, device: str) -> str | None:
         if not torch.cuda.is_available() or not torch.cuda.is_bf16_supported(including_emulation=False):
             return None
         return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-    if device != "cpu" or os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper() in _WITHOUT_HALF:
+    if device != "cpu":
         return None
-    can = torch.cpu.get_capabilities()
-    return next((name for key, name in _INSTRUCTIONS.get(dtype, {}).items() if can.get(key)), None)
+    can, limit = torch.cpu.get_capabilities(), os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    limited = _UP_TO.get(limit, () if limit.startswith(("SSE", "AVX")) and "AMX" not in limit else None)
+    return next(
+        (
+            name
+            for key, name in _INSTRUCTIONS.get(dtype, {}).items()
+            if can.get(key) and (limited is None or key in limited)
+        ),
+        None,
+    )
 
 
 def fast_bfloat16(device: str) -> bool:

@@ -136,16 +136,20 @@ class TerminalProgress(LinesProgress):
     """Show the newest state next to rich's spinner, on a terminal's or a notebook's standard error, until the end."""
 
     def __init__(self, name: str) -> None:
+        from rich.live import Live
+        from rich.spinner import Spinner
+
         super().__init__(name, every=0.0)
-        self.console = plain_console(stderr=True)
-        self._status = self.console.status(name)
+        self.console, self._spinner = plain_console(stderr=True), Spinner("dots")
+        # rich would send standard output to standard error
+        self._live = Live(self._spinner, console=self.console, transient=True, redirect_stdout=False)
 
     def __enter__(self) -> Self:
-        self._status.start()
+        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._status.stop()
+        self._live.stop()
 
     def line(self, text: str) -> None:
         self.console.print(text, soft_wrap=True)
@@ -153,7 +157,7 @@ class TerminalProgress(LinesProgress):
     def _print(self, state: str | None) -> None:
         from rich.text import Text
 
-        self._status.update(Text(state or self.name))
+        self._spinner.update(text=Text(state or self.name))
 
 
 @contextmanager
@@ -188,13 +192,13 @@ def shown(name: str, given: Progress | bool | None = None, *, lines: bool = Fals
 
 def expect(progress: Progress, tokens: int) -> None:
     """Begin a stage of `tokens` tokens if progress shows stages."""
-    if isinstance(progress, SilentProgress):
+    if hasattr(progress, "expect"):
         progress.expect(tokens)
 
 
 def say(progress: Progress, text: str) -> None:
     """Print a line if progress is displayed."""
-    if isinstance(progress, SilentProgress):
+    if hasattr(progress, "line"):
         progress.line(text)
 
 

@@ -34,6 +34,7 @@ def change_weights(folder: Path, **changes: Any) -> None:
         ({"model__norm__weight": torch.zeros(31)}, r"(?s)mismatched_keys.*'norm\.weight', \(31,\), \(32,\)"),
         ({"model__norm__weight": torch.zeros(32).to(torch.float8_e5m2)}, r"(?s)plain floating type.*norm\.weight"),
         ({"lm_head__weight": torch.zeros(96, 32)}, r"(?s)ties the head.*lm_head\.weight"),
+        ({"norm__weight": torch.zeros(32)}, r"(?s)stored twice.*norm\.weight"),
     ],
 )
 def test_wrong_tensors_are_named(changes: dict[str, Any], message: str, folder: Path) -> None:

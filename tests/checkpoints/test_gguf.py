@@ -211,6 +211,10 @@ def test_architectures_and_tensors_that_are_refused(tmp_path: Path) -> None:
     narrow = state | {"model.norm.weight": torch.zeros(31)}
     with pytest.raises(RopeError, match=r"(?s)shape of a tensor differs.*output_norm.*\(31,\)"):
         load(write_gguf(path, theirs.config, narrow))
+    whole = write_gguf(path, theirs.config, state).read_bytes()
+    path.write_bytes(whole.replace(b"blk.0.attn_k.weight", b"blk.0.attn_v.weight"))
+    with pytest.raises(RopeError, match=r"(?s)two tensors have the same name.*blk\.0\.attn_v"):
+        load(path)
     path.write_bytes(b"not a model")
     with pytest.raises(RopeError, match=r"(?s)not a GGUF file.*model\.gguf"):
         load(path)

@@ -77,8 +77,9 @@ def test_what_follows_the_head_is_the_models(family: str, after: Any, dtype: tor
 
 
 def hooked(head: nn.Linear, _: Any) -> None:
-    """A hook that changes what the head gives."""
-    head.register_forward_hook(lambda module, given, out: out / 3)
+    """A hook that changes what the head gives, with a weight of its own in the head's type."""
+    third = torch.eye(head.out_features, dtype=head.weight.dtype) / 3
+    head.register_forward_hook(lambda module, given, out: out @ third)
 
 
 def own_forward(head: nn.Linear, _: Any) -> None:
@@ -103,6 +104,11 @@ def biased(head: nn.Linear, _: Any) -> None:
     head.bias = nn.Parameter(BIAS)
 
 
+def by_keywords(head: nn.Linear, _: Any) -> None:
+    biased(head, _)
+    head.forward = lambda hidden: nn.functional.linear(hidden, weight=head.weight, bias=head.bias)
+
+
 def of_forward(between: Callable[[Any, Tensor], Tensor]) -> Callable[[nn.Linear, Any], None]:
     """A forward of the model that does something around its head."""
 
@@ -124,11 +130,12 @@ AROUND: dict[str, tuple[Any, float, Callable[[Tensor], Tensor], float]] = {
     "before, in place": (of_forward(lambda model, x: model.lm_head(x.mul_(2))), 2, lambda y: y, 1e-5),
     "behind, in place": (of_forward(lambda model, x: model.lm_head(x).div_(3)), 1, lambda y: y / 3, 1e-5),
     "at the layers": (of_forward(lambda model, x: model.lm_head(x) * model.model.multiplier), 1, lambda y: y / 4, 1e-5),
-    "hook": (hooked, 1, lambda y: y / 3, 1e-5),
+    "hook": (hooked, 1, lambda y: y / 3, 0.02),
     "forward": (own_forward, 1, lambda y: y / 3, 1e-5),
     "accelerate's hook": (carried, 1, lambda y: y, 1e-5),
     "accelerate's offload": (offloaded, 1, lambda y: y, 1e-5),
     "bias": (biased, 1, lambda y: y + BIAS.double(), 1e-5),
+    "by keywords": (by_keywords, 1, lambda y: y + BIAS.double(), 1e-5),
 }
 
 

@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from ropewalk import load
 from ropewalk.checkpoints.opening import open_reader, quietly
+from ropewalk.checkpoints.sources import find
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.serving import apply, applying
 from ropewalk.serving.served import text_of
 from tests.checkpoints.random_models import folder_of
@@ -300,3 +302,24 @@ def test_a_config_that_stays_in_the_spelling_of_transformers_4(tmp_path: Path) -
     said = (tmp_path / "out" / applying.CARD).read_text()
     assert '"rope_theta": 10000.0' in said
     assert "- transformers: the same frequencies and temperature. (read in 5.23's" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 5e5},
+        {"model_type": "gemma3_text", "rope_parameters": {
+            "full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", ["as-is", "plain"])
+def test_a_config_of_an_unchanged_rope_keeps_it(changes: dict[str, Any], method: str, tmp_path: Path) -> None:
+    """An empty block, a theta beside the block, and blocks of layer types without a rule."""
+    content = json.loads((find("tiny") / "config.json").read_text()) | {"max_position_embeddings": 512}
+    content = {key: value for key, value in content.items() if key not in ("rope_parameters", "rope_theta")} | changes
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    written = apply(tmp_path, tmp_path / "new.json", method=method)
+    before, after = (ModelRopes.from_hf(one).ropes for one in (content, written))
+    assert method == "plain" or before == after

@@ -168,6 +168,8 @@ class GGUFFile:
             raise self.error("the metadata is damaged.", facts={"general.alignment": alignment})
         start = -(-self._at // alignment) * alignment
         for name, shape, kind, offset in infos:
+            if name in self.tensors:
+                raise self.error("two tensors have the same name.", facts={"tensor": name})
             if not self._rope_only or name in ROPE_TENSORS:
                 size = self._bytes(name, shape, kind)
                 if start + offset + size > self._end:

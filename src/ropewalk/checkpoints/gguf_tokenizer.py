@@ -43,7 +43,13 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any], source: str) -> TextTok
                 cure="Use the model's Hugging Face folder with its tokenizer.json, or pass your own tokenizer.",
             )
     rule = "TextTokenizer: the tokenizer in the GGUF file's metadata is damaged."
-    with library_errors(rule, facts={"file": source}, cure="Fetch or convert the file again."):
+    cure = "Fetch or convert the file again."
+    for key, of in (("tokens", str), ("merges", str), ("scores", float), ("token_type", int)):
+        entries = own.get(key, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, of) for entry in entries):
+            facts = {"file": source, f"tokenizer.ggml.{key}": f"not a list of {of.__name__}"}
+            raise RopeError(rule, facts=facts, cure=cure)
+    with library_errors(rule, facts={"file": source}, cure=cure):
         return _made(own, metadata.get("tokenizer.chat_template"))
 
 

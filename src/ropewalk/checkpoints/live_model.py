@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -156,7 +156,9 @@ class LiveModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits, float32 `[tokens, vocab]`, from hidden states `[tokens, hidden]`."""
-        with _WideHead(self._head.weight.shape):
+        weight = getattr(self._head, "weight", None)
+        own = not isinstance(weight, Tensor) or self._head._forward_hooks  # products of hooks may need the half type
+        with nullcontext() if own else _WideHead(self._head.weight.shape):
             out = type(self._shell).forward(self._shell, inputs_embeds=hidden[None], use_cache=False, return_dict=True)
         logits: Tensor = out.logits[0].float()
         return logits
@@ -178,7 +180,7 @@ class LiveModel:
         The logits of its forward must be the product's, bit for bit. None also for a type that the device multiplies
         slowly.
         """
-        weight: Tensor = self._head.weight
+        weight = getattr(self._head, "weight", None)
         moved = hasattr(self._head, "_hf_hook")  # accelerate's may bring the weight from a different device
         if moved or not _is_plain_half(weight) or slow_dtype(weight.dtype, weight.device.type):
             return None
@@ -313,14 +315,21 @@ class _WideHead(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not F.linear or not (_is_plain_half(args[1]) and args[1].shape == self.shape):
+        if func is not F.linear:
             return func(*args, **(kwargs or {}))
-        hidden, weight, bias = (*args, None)[:3]
+        hidden, weight, bias = _operands(*args, **(kwargs or {}))
+        if not (_is_plain_half(weight) and weight.shape == self.shape):
+            return F.linear(hidden, weight, bias)
         logits = wide_product(hidden, weight)
         return logits if bias is None else logits + bias.float()
 
 
-def _is_plain_half(weight: Tensor) -> bool:
+def _operands(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the arguments of `F.linear`."""
+    return input, weight, bias
+
+
+def _is_plain_half(weight: Any) -> TypeGuard[Tensor]:
     return type(weight) in (Tensor, nn.Parameter) and weight.dtype in HALF
 
 

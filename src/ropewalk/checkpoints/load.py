@@ -188,25 +188,36 @@ def check_layers(layers: object, tensors: int, where: str) -> None:
 
 def check_weights(folder: Path, layers: object) -> None:
     """Raise `RopeError` for a damaged index or header, and for fewer tensors than layers, before a library fails."""
-    check_layers(layers, sum(len(names) for _, names in _opened(folder)), str(folder))
+    count = 0
+    for path, wanted in _shards(folder).items():
+        with open_safetensors(path) as file:
+            count += len(_names(path, file, wanted))
+    check_layers(layers, count, str(folder))
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
     """Return the tensors of a folder's safetensors files, without tables of angles: views of the mapped files."""
-    kept = ((file, name) for file, names in _opened(folder) for name in names if not name.endswith(_ANGLES))
-    return {name: file.get_tensor(name) for file, name in kept}
-
-
-def _opened(folder: Path) -> Iterator[tuple[Any, list[str]]]:
-    """Yield each weight file of a folder, open, and the names of the tensors to take from it."""
+    stored, ours = dict[str, Tensor](), set[str]()
     for path, wanted in _shards(folder).items():
         with open_safetensors(path) as file:
-            names = {*file.keys()} if wanted is None else wanted
-            missing = sorted(names - {*file.keys()})
-            if missing:
-                rule = "load: the index names a tensor that is missing from its file."
-                raise RopeError(rule, facts={"file": str(path), "tensor": missing[0]}, cure="Fetch the file again.")
-            yield file, sorted(names)
+            for name in _names(path, file, wanted):
+                if name.removeprefix("model.") in ours:
+                    facts, cure = {"file": str(path), "tensor": name}, "Keep the files of one checkpoint in the folder."
+                    raise RopeError("load: a tensor is stored twice.", facts=facts, cure=cure)
+                ours.add(name.removeprefix("model."))
+                if not name.endswith(_ANGLES):
+                    stored[name] = file.get_tensor(name)
+    return stored
+
+
+def _names(path: Path, file: Any, wanted: set[str] | None) -> list[str]:
+    """Return the names of the tensors to take from an open file; raise `RopeError` if it lacks one in the index."""
+    names = {*file.keys()} if wanted is None else wanted
+    missing = sorted(names - {*file.keys()})
+    if missing:
+        rule = "load: the index names a tensor that is missing from its file."
+        raise RopeError(rule, facts={"file": str(path), "tensor": missing[0]}, cure="Fetch the file again.")
+    return sorted(names)
 
 
 def _shards(folder: Path) -> dict[Path, set[str] | None]:
@@ -326,11 +337,17 @@ def read_alpha(folder: str | os.PathLike[str]) -> tuple[float, ...]:
 def stored_dtype(path: Path) -> torch.dtype | None:
     """Return the dtype of a folder's weights; None for a GGUF file, quantized weights, and files that are damaged.
 
+    For families of other libraries this is the dtype in config.json, which transformers takes, if there is one.
+
     >>> stored_dtype(find("tiny"))
     torch.bfloat16
     """
-    if not (path / "config.json").is_file() or "quantization_config" in read_json(path / "config.json"):
+    config = read_json(path / "config.json") if (path / "config.json").is_file() else {"quantization_config": None}
+    if "quantization_config" in config:
         return None
+    named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    if config.get("model_type") not in ("llama", NATIVE, CLASSIFIER) and isinstance(named, torch.dtype):
+        return named
     plain = {tensor.dtype for tensor in _readable(path)} & {*FLOATS}
     return reduce(torch.promote_types, plain) if plain else None
 

@@ -351,8 +351,8 @@ class DoctorRun:
             further = next((look for look in self.looks if look > count), self.looks[-1])
             seconds = opened.spent + opened.pace.seconds(self.due(further, self.plan.distinct))
             minutes = math.ceil(seconds / 60) + 1.0
-            if stopped == "minutes":
-                minutes = max(minutes, opened.minutes + 1.0)
+            if math.isfinite(opened.minutes):
+                minutes = max(minutes, opened.minutes + (stopped == "minutes"))
             return again(minutes=minutes), f"About {minutes:g} minutes in all may decide."
         if self.looks[-1] < planned:
             return again(windows=None), "More windows of the same text may decide."

@@ -395,6 +395,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "ollama/ollama, its open #12308, and openai/openai.go (`ToCompletion`) at fb30760",
         versions="model/models/qwen3/model.go at 0312c5a, llama/model.go at 02e2ab6; other versions were not checked",
         rules=("linear", "yarn"), when=lambda case: case.arch in (None, "llama", "qwen3")),
+    Deviation("note", ("sglang",),
+        "On CPUs with AMX, Gemma 3 takes only theta from the block of its full layers and drops the scaling silently. "
+        "Elsewhere it applies the block.",
+        "sglang's gemma3_causal.py; see sgl-project/sglang#26013",
+        versions="main at 038c87d", rules=_SCALED, model_types=("gemma3_text",)),
     Deviation("note", ENGINES,
         "The factor is fixed when the engine starts, so it applies to short prompts too. One user measured 15 to 20 % "
         "less in agentic tasks with YaRN 4 on Qwen3-32B, another 39 to 26.5 on Arena-Hard with Qwen3-8B. Serve short "

@@ -192,21 +192,25 @@ def with_keys(source: Served, keys: Mapping[str, Any], content: dict[str, Any]) 
     """
     part, family = text_of(content), family_named(source.model_type)
     part |= {**keys, **source.lengths(keys["max_position_embeddings"])} if keys else {}
-    if "rope_parameters" not in part:
+    if not part.get("rope_parameters"):
         return content
     thetas = {} if family is None else family.theta_keys
-    for key in ("rope_scaling", "rope_theta", *(() if family is None else family.top_thetas), *thetas.values()):
-        if not isinstance(part.get(key), list):  # one theta for each layer
-            part.pop(key, None)
-    block = flat_block(part["rope_parameters"]) if source.model_type == "olmo3" else part["rope_parameters"]
+    if keys:
+        for key in ("rope_scaling", "rope_theta", *(() if family is None else family.top_thetas), *thetas.values()):
+            if not isinstance(part.get(key), list):  # one theta for each layer
+                part.pop(key, None)
+    block, former = part["rope_parameters"], dict[str, Any]()
+    block = flat_block(block) if source.model_type == "olmo3" else block
     if block is not None and block.keys() == thetas.keys():  # one for each layer type, as of Gemma 3
-        rules = {label: one for label, one in block.items() if one["rope_type"] != "default"}
+        rules = {label: one for label, one in block.items() if one.get("rope_type", "default") != "default"}
         if {*rules} <= {"full_attention"}:
-            part |= {thetas[label]: one["rope_theta"] for label, one in block.items()}
-            part |= {"rope_scaling": rules["full_attention"]} if rules else {}
+            former = {thetas[label]: one["rope_theta"] for label, one in block.items() if "rope_theta" in one}
+            former |= {"rope_scaling": rules["full_attention"]} if rules else {}
     elif block is not None and "rope_type" in block:
-        part |= {key: block[key] for key in ("rope_theta", "partial_rotary_factor", TRAINED_KEY) if key in block}
-        part |= {} if block["rope_type"] == "default" else {"rope_scaling": block}
+        former = {key: block[key] for key in ("rope_theta", "partial_rotary_factor", TRAINED_KEY) if key in block}
+        former |= {} if block["rope_type"] == "default" else {"rope_scaling": block}
+    for key, value in former.items():
+        part[key] = value if keys or part.get(key) is None else part[key]
     return content
 
 

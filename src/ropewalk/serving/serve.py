@@ -23,6 +23,12 @@ from ropewalk.serving.plan import ServeConfig, gguf_keys, serving_plan
 from ropewalk.serving.served import Served
 from ropewalk.shell import shell_command
 
+_INSTEAD = {
+    "keep": "Use the model unchanged; no files are needed.",
+    "cut": "Pass the model only the last tokens, up to its trained length; no files are needed.",
+    "unfit": "Measure on a text that the model can predict: ropewalk doctor MODEL --text FILE.",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recorded:
@@ -75,7 +81,8 @@ class Recorded:
         engines = " for engines" if "in Python" in self.facts else ""
         reason = f"{command}: the doctor does not recommend extending this model{engines}."
         cure = "To extend it anyway, leave out --from and pass --method and --target."
-        raise RopeError(reason, facts=self.facts, cure=f"Measure more: {self.next}" if self.next else cure)
+        cure = _INSTEAD.get(self.action) or (f"Measure more: {self.next}" if self.next else cure)
+        raise RopeError(reason, facts=self.facts, cure=cure)
 
     def check(self, source: Served) -> None:
         """Raise `RopeError` if none of the record's ropes is the model's; equal ropes of two models pass."""

@@ -62,8 +62,8 @@ class Ladder:
 
 
 RULES: dict[str, type[Scaling]] = {}
-_hints = cache(get_type_hints)
 """Every scaling rule by its class name."""
+_hints = cache(get_type_hints)
 
 
 class Scaling(ABC):
