@@ -20,6 +20,7 @@ from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
+from tests.rope.models import fixture
 
 GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
 
@@ -326,3 +327,11 @@ def test_a_length_before_the_scaling_is_not_the_scaled_one(longest):
     )  # fmt: skip
     assert config.scaled_length == 16_384
     assert dataclasses.replace(config, max_position_embeddings=10_000).scaled_length == 10_000
+
+
+def test_a_type_of_layers_has_its_rope_and_window() -> None:
+    """Gemma 3: sliding layers have theta 10,000 and 512 tokens, the others theta 1,000,000 and all."""
+    ropes = ModelRopes.from_hf(fixture("gemma_3_1b"))
+    found = {name: ropes.of_type(name) for name in ("full_attention", "sliding_attention")}
+    thetas_and_windows = {name: (rope and rope.theta, window) for name, (rope, window) in found.items()}
+    assert thetas_and_windows == {"full_attention": (1e6, None), "sliding_attention": (1e4, 512)}
