@@ -1,7 +1,8 @@
 import { readJson, type ExplorerData } from "./data.ts";
-import type { PageContext, Picture } from "./picture.ts";
+import type { Picture } from "./picture.ts";
 import { PICTURES } from "./pictures/index.ts";
 import { browserAddress, FragmentState } from "./state.ts";
+import { Controls } from "./ui/controls.ts";
 import { h } from "./ui/dom.ts";
 
 const data = readJson<ExplorerData>("ropewalk-data");
@@ -10,7 +11,7 @@ const contents = document.querySelector("nav ol");
 if (data === null || main === null || contents === null) throw new Error("the page holds no data");
 
 const state = new FragmentState(browserAddress());
-const context: PageContext = { data, state };
+const context = { data, state };
 const unmounted = new Map<Element, () => void>();
 const observer = new IntersectionObserver(
   (entries) => {
@@ -53,7 +54,7 @@ function sectionOf(picture: Picture, number: number): HTMLElement {
   reset.addEventListener("click", () => state.clear(picture.id));
   state.subscribe(picture.id, () => link.setAttribute("href", state.link(picture.id)));
   link.setAttribute("href", state.link(picture.id));
-  unmounted.set(section, () => picture.mount(body, context));
+  unmounted.set(section, () => picture.mount(body, { ...context, controls: new Controls(picture.id, state) }));
   return section;
 }
 

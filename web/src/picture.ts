@@ -1,10 +1,12 @@
 import type { ExplorerData } from "./data.ts";
 import type { StateStore } from "./state.ts";
+import type { Controls } from "./ui/controls.ts";
 
-/** The context of a picture: the numbers of Python, and the state in the address. */
+/** The context of a picture: the numbers of Python, the state in the address, and its controls, which are in the state. */
 export interface PageContext {
   readonly data: ExplorerData;
   readonly state: StateStore;
+  readonly controls: Controls;
 }
 
 /** One interactive picture: its heading, a sentence about what to try, and the function that fills its section. */

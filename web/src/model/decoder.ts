@@ -1,4 +1,5 @@
 /** The decoder's forward with a cache: one text, read under one setting. */
+import type { Product } from "./kernel.ts";
 import { linear, rmsNorm, swiglu, toBfloat16 } from "./numbers.ts";
 import { methodOf, Positions, type Setting, type Tables } from "./setting.ts";
 import type { Model, ModelConfig } from "./weights.ts";
@@ -155,17 +156,10 @@ export class Reading {
     return weights;
   }
 
-  private product(
-    x: Float32Array,
-    rows: number,
-    size: number,
-    weight: Float32Array,
-    width: number,
-    out: Float32Array,
-  ): void {
+  private readonly product: Product<void> = (x, rows, size, weight, width, out) => {
     linear(x, rows, size, weight, width, out);
     if (this.setting.half) toBfloat16(out.subarray(0, rows * width));
-  }
+  };
 
   /** Rotate half-split pairs, with the attention factor; queries, which have a `first` index, also with their scale. */
   private turn(x: Float32Array, rows: number, tables: Tables, first: number | null, out: Float32Array): void {

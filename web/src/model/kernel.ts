@@ -31,15 +31,18 @@ export function allocateWeights(count: number): Float32Array {
   }
 }
 
-/** Compute `linear` of numbers.ts by the kernel; return false if it cannot. */
-export function linearByKernel(
+/** A product `out[rows, width] = x[rows, size] @ weight[width, size]^T`. */
+export type Product<T> = (
   x: Float32Array,
   rows: number,
   size: number,
   weight: Float32Array,
   width: number,
   out: Float32Array,
-): boolean {
+) => T;
+
+/** Compute `linear` of numbers.ts by the kernel; return false if it cannot. */
+export const linearByKernel: Product<boolean> = (x, rows, size, weight, width, out) => {
   const kernel = kernels.get(weight.buffer);
   const most = Math.min(MOST_ROWS, Math.floor(MOST_NUMBERS / Math.max(size, width)));
   if (!kernel || size % 4 || width % 2 || weight.byteOffset % 4 || !most) return false;
@@ -50,4 +53,4 @@ export function linearByKernel(
     out.set(kernel.out.subarray(0, count * width), begin * width);
   }
   return true;
-}
+};

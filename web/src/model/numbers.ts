@@ -1,27 +1,13 @@
 /** The arithmetic of a forward: products, norms, and rounding to bfloat16. Matrices are row-major float32. */
-import { linearByKernel } from "./kernel.ts";
+import { linearByKernel, type Product } from "./kernel.ts";
 
 /** `out[rows, width] = x[rows, size] @ weight[width, size]^T`, width even; by the kernel if the weight lies in its memory. */
-export function linear(
-  x: Float32Array,
-  rows: number,
-  size: number,
-  weight: Float32Array,
-  width: number,
-  out: Float32Array,
-): void {
-  if (!linearByKernel(x, rows, size, weight, width, out)) linearInJavaScript(x, rows, size, weight, width, out);
-}
+export const linear: Product<void> = (...given) => {
+  if (!linearByKernel(...given)) linearInJavaScript(...given);
+};
 
 /** Compute the same without the kernel, with sums in float64. */
-export function linearInJavaScript(
-  x: Float32Array,
-  rows: number,
-  size: number,
-  weight: Float32Array,
-  width: number,
-  out: Float32Array,
-): void {
+export const linearInJavaScript: Product<void> = (x, rows, size, weight, width, out) => {
   let row = 0;
   for (; row + 4 <= rows; row += 4) {
     const x0 = row * size;
@@ -60,7 +46,7 @@ export function linearInJavaScript(
     }
   }
   for (; row < rows; row++) vector(x.subarray(row * size, (row + 1) * size), weight, width, out, row * width);
-}
+};
 
 function vector(x: Float32Array, weight: Float32Array, width: number, out: Float32Array, begin: number): void {
   const size = x.length;

@@ -1,7 +1,6 @@
 import type { Picture } from "../picture.ts";
 import { plain, rotate } from "../rope.ts";
 import { Chart, type Point } from "../ui/chart.ts";
-import { Controls } from "../ui/controls.ts";
 import { arrow, PAIRS, plane, type Vector } from "../ui/dial.ts";
 import { h } from "../ui/dom.ts";
 import { significant } from "../ui/format.ts";
@@ -20,8 +19,7 @@ export const add: Picture = {
   tryThis:
     "Two words move along the text at a fixed distance. On the left a position vector is added to each, as in the first " +
     "Transformer. On the right each is rotated, as in RoPE. The score is the product of the two arrows.",
-  mount(root, { state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { controls }) {
     const position = controls.slider({ key: "position", label: "Position of “dog”", min: 0, max: MOST, value: 0, play: 4, format: (x) => x.toFixed(0) });
     const distance = controls.slider({ key: "distance", label: "Distance to “bites”", min: 1, max: 10, value: 2 });
     const panels = [panel("added"), panel("rotated")] as const;

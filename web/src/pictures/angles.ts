@@ -2,7 +2,6 @@ import { extended, firstPreset, frequencyMethods, presetChoices, presetNamed } f
 import type { Picture } from "../picture.ts";
 import { neverSeen } from "../rope.ts";
 import { cyclic, mixed } from "../ui/colors.ts";
-import { Controls } from "../ui/controls.ts";
 import { degrees, shortTokens, tokens } from "../ui/format.ts";
 import { Heat, type Rgb } from "../ui/heat.ts";
 import { caption, layout } from "../ui/layout.ts";
@@ -18,8 +17,7 @@ export const angles: Picture = {
   tryThis:
     "Each column is a pair, each row a position, and the colour is the angle: dark blue is half a turn. Red angles do not occur " +
     "within the trained length (the line). Choose a method to see which of them it removes.",
-  mount(root, { data, state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { data, controls }) {
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
     const names = ["plain", ...data.methods.filter(({ kind }) => kind === "frequencies").map(({ name }) => name)];
     const method = controls.select({

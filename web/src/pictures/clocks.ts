@@ -1,6 +1,5 @@
 import type { Picture } from "../picture.ts";
 import { plain, wavelength } from "../rope.ts";
-import { Controls } from "../ui/controls.ts";
 import { PAIRS, pairName, plane, sector } from "../ui/dial.ts";
 import { h, setAttributes, svg } from "../ui/dom.ts";
 import { dragged } from "../ui/drag.ts";
@@ -17,8 +16,7 @@ export const clocks: Picture = {
   tryThis:
     "A token’s position turns the hand of each pair of its features. The first hand turns once in six tokens, the last once in " +
     "47,000, so the hands together tell near from far. Drag across the clocks, or raise theta to slow them.",
-  mount(root, { state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { controls }) {
     const position = controls.slider({ key: "position", label: "Position", min: 0, max: 16384, value: 0, format: tokens, play: 8 });
     const theta = controls.slider({
       key: "theta", label: "Theta", min: 100, max: 10_000_000, value: 10_000, log: true, format: (x) => significant(x),

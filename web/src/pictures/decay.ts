@@ -3,7 +3,6 @@ import { extended, frequencyMethods, presetNamed } from "../methods.ts";
 import type { Picture } from "../picture.ts";
 import { envelope, plain } from "../rope.ts";
 import { Chart, type Point, type Series } from "../ui/chart.ts";
-import { Controls } from "../ui/controls.ts";
 import { significant, tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
 import { randomNormal } from "../ui/random.ts";
@@ -18,10 +17,9 @@ export const decay: Picture = {
   tryThis:
     "The line is the score of a query and a key by their distance. Of equal vectors it falls. Of random vectors the mean does not " +
     "fall, and heads of a trained model rise, too: choose them.",
-  mount(root, { data, state }) {
+  mount(root, { data, controls }) {
     const { heads } = data;
     const tiny = presetNamed(data, heads.model);
-    const controls = new Controls(this.id, state);
     const what = controls.select({
       key: "vectors",
       label: "Query and key",

@@ -1,7 +1,6 @@
 import type { Picture } from "../picture.ts";
 import { Chart, type Point } from "../ui/chart.ts";
 import { diverging } from "../ui/colors.ts";
-import { Controls } from "../ui/controls.ts";
 import { significant } from "../ui/format.ts";
 import { Heat } from "../ui/heat.ts";
 import { caption, layout } from "../ui/layout.ts";
@@ -13,8 +12,7 @@ export const encodings: Picture = {
   tryThis:
     "A row is a query, a column a key, and the tokens are equal: without positions every cell would be the same. Blue is a lower " +
     "score, red a higher one. Step through the encodings.",
-  mount(root, { data, state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { data, controls }) {
     const chosen = controls.select({
       key: "encoding",
       label: "Encoding",

@@ -1,7 +1,6 @@
 import type { Picture } from "../picture.ts";
 import { angles, axisFrequencies, plain } from "../rope.ts";
 import { diverging } from "../ui/colors.ts";
-import { Controls } from "../ui/controls.ts";
 import { significant } from "../ui/format.ts";
 import { Heat } from "../ui/heat.ts";
 import { caption, layout } from "../ui/layout.ts";
@@ -15,8 +14,7 @@ export const grid: Picture = {
   tryThis:
     "Click a patch of the image. Under axial RoPE, patches in the same row or column are similar at any distance, which shows " +
     "as a cross. Choose “mixed” and rotate its directions.",
-  mount(root, { state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { controls }) {
     const kind = controls.select({
       key: "kind",
       label: "Frequencies",

@@ -4,12 +4,11 @@ import { extended, firstPreset, frequencyMethods, liveRule, presetChoices, prese
 import type { Picture } from "../picture.ts";
 import { frequencies, plain, type Rule } from "../rope.ts";
 import { Chart, type Point, type Series } from "../ui/chart.ts";
-import { Controls } from "../ui/controls.ts";
 import { h } from "../ui/dom.ts";
 import { significant, tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
 import { ruleSliders } from "../ui/rule-sliders.ts";
-import { textField } from "../ui/text-field.ts";
+import type { TextControl } from "../ui/controls.ts";
 
 /** Each method's factor of each pair's frequency, and the relative positions of methods in attention. */
 export const methods: Picture = {
@@ -18,8 +17,7 @@ export const methods: Picture = {
   tryThis:
     "A line is the factor by which a method multiplies the frequency of each pair: 1 leaves it as trained. Switch methods on, raise " +
     "the factor, or paste a config.json.",
-  mount(root, { data, state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { data, controls }) {
     const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
     const factor = controls.slider({ key: "factor", label: "Factor", min: 2, max: 32, step: 1, value: 4, format: (x) => `${x}×` });
     const chips = controls.chips({
@@ -39,7 +37,7 @@ export const methods: Picture = {
         .filter(({ positions }) => positions.length > 0)
         .map(({ name, color, changes }) => ({ value: name, label: name, color, hint: changes })),
     });
-    const pasted = textField(controls, state, this.id, {
+    const pasted = controls.text({
       key: "config",
       label: "Paste a config.json",
       placeholder: '{"rope_theta": 10000, "head_dim": 128, …}',
@@ -95,7 +93,7 @@ function methodSeries(data: ExplorerData, preset: Preset, name: string, factor: 
 }
 
 /** Return the effect of a pasted config on the frequencies of its own theta. */
-function configSeries(field: ReturnType<typeof textField>): Series[] {
+function configSeries(field: TextControl): Series[] {
   const text = field.value.trim();
   field.say("");
   if (text === "") return [];

@@ -1,7 +1,6 @@
 import { mropePositions, type Segment } from "../mrope.ts";
 import type { Picture } from "../picture.ts";
 import { Chart, type Point } from "../ui/chart.ts";
-import { Controls } from "../ui/controls.ts";
 import { h } from "../ui/dom.ts";
 import { tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
@@ -19,8 +18,7 @@ export const mrope: Picture = {
   tryThis:
     "M-RoPE gives each token three positions: time, height and width. Enlarge the image: it needs many tokens, but the text " +
     "after it continues from its longer side. Then add frames to the video.",
-  mount(root, { state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { controls }) {
     const slider = (key: string, label: string, min: number, max: number, value: number) =>
       controls.slider({ key, label, min, max, value });
     const before = slider("before", "Text before, tokens", 1, 40, 8);

@@ -1,6 +1,5 @@
 import type { Picture } from "../picture.ts";
 import { pairing as pairsOf } from "../rope.ts";
-import { Controls } from "../ui/controls.ts";
 import { h, setAttributes, svg, whenResized } from "../ui/dom.ts";
 import { significant } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
@@ -15,8 +14,7 @@ export const pairing: Picture = {
   tryThis:
     "Features of one colour rotate as a pair. Switch the convention and slide partners together. Then choose “the wrong " +
     "pairing” and read the model’s continuation.",
-  mount(root, { data, state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { data, controls }) {
     const convention = controls.select({
       key: "convention",
       label: "Pairs are formed as",

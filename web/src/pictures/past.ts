@@ -4,7 +4,6 @@ import { startModel } from "../model/live.ts";
 import type { Setting } from "../model/setting.ts";
 import type { Picture } from "../picture.ts";
 import { frequencies, neverSeen } from "../rope.ts";
-import { Controls } from "../ui/controls.ts";
 import { PAIRS, pairName, plane, sector } from "../ui/dial.ts";
 import { h, setAttributes, svg } from "../ui/dom.ts";
 import { tokens } from "../ui/format.ts";
@@ -25,8 +24,7 @@ export const past: Picture = {
   tryThis:
     `The clocks are pairs of the built-in model, which was trained on ${TRAINED} tokens. The shaded part of a dial was seen in training. ` +
     "Fast clocks have seen everything. Slow ones leave their part, and the model can no longer repeat a list.",
-  mount(root, context) {
-    const controls = new Controls(this.id, context.state);
+  mount(root, { controls }) {
     const position = controls.slider({ key: "position", label: "Position", min: 0, max: TARGET, value: 0, play: 40, format: tokens });
     const yarn = controls.toggle({ key: "yarn", label: "YaRN: slow clocks run at half speed", value: false });
     const wall = h("div", { class: "wall", role: "img" });

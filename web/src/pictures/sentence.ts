@@ -1,6 +1,5 @@
 import type { Picture } from "../picture.ts";
 import { plain, rotate } from "../rope.ts";
-import { Controls } from "../ui/controls.ts";
 import { arrow, PAIRS, plane, sector, type Vector, wrapped } from "../ui/dial.ts";
 import { h, setAttributes, svg } from "../ui/dom.ts";
 import { degrees } from "../ui/format.ts";
@@ -20,8 +19,7 @@ export const sentence: Picture = {
   tryThis:
     "RoPE turns a part of each word’s vector, drawn as an arrow, by the word’s position. Attention compares two words by the angle " +
     "between their arrows. So it sees how far apart they are, not where they stand.",
-  mount(root, { state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { controls }) {
     const before = controls.slider({ key: "before", label: "Words put before the sentence", min: 0, max: BEFORE.length, value: 0, play: 0.8 });
     const between = controls.toggle({ key: "between", label: "A word between “dog” and “bites”", value: false });
     const row = h("div", { class: "words" });

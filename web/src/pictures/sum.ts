@@ -1,7 +1,6 @@
 import type { Picture } from "../picture.ts";
 import { envelope, plain } from "../rope.ts";
 import { Chart, type Point } from "../ui/chart.ts";
-import { Controls } from "../ui/controls.ts";
 import { PAIRS, pairName } from "../ui/dial.ts";
 import { h, setAttributes, svg } from "../ui/dom.ts";
 import { significant, tokens } from "../ui/format.ts";
@@ -16,8 +15,7 @@ export const sum: Picture = {
   tryThis:
     "Two equal words: each pair of features adds the cosine of its angle to their score. One word moves away. The fast bars " +
     "swing at once, the slow ones hardly move, and the sum of all falls with the distance.",
-  mount(root, { state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { controls }) {
     const distance = controls.slider({ key: "distance", label: "Distance in tokens", min: 0, max: MOST, value: 0, play: 6, format: tokens });
     const theta = controls.slider({ key: "theta", label: "Theta", min: 100, max: 1e6, value: 10_000, log: true });
     const bars = Array.from({ length: PAIRS }, (_, pair) => svg("rect", { x: 10 * pair + 1, width: 8 }));

@@ -3,7 +3,6 @@ import { firstPreset } from "../methods.ts";
 import type { Picture } from "../picture.ts";
 import { plain, wavelength } from "../rope.ts";
 import { Chart, type Point } from "../ui/chart.ts";
-import { Controls } from "../ui/controls.ts";
 import { shortTokens, significant, tokens } from "../ui/format.ts";
 import { caption, layout } from "../ui/layout.ts";
 
@@ -16,8 +15,7 @@ export const wavelengths: Picture = {
   tryThis:
     "The line is the number of tokens that each pair needs for one turn. Pairs above the trained length meet new angles in a longer " +
     "text. Choose a model, or “Own numbers” and change theta.",
-  mount(root, { data, state }) {
-    const controls = new Controls(this.id, state);
+  mount(root, { data, controls }) {
     const first = firstPreset(data);
     const chosen = controls.select({
       key: "model",

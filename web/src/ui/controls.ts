@@ -32,6 +32,10 @@ export interface Choice {
   readonly group?: string;
 }
 
+export interface TextControl extends Control<string> {
+  say(message: string, wrong?: boolean): void;
+}
+
 const NOTCHES = 1000; // of a logarithmic slider
 
 /**
@@ -161,6 +165,26 @@ export class Controls {
       for (const [name, button] of buttons) button.hidden = !names.includes(name);
     };
     return { get value() { return control.value; }, element, set, keep };
+  }
+
+  /** Add a field of several lines; `say` fills a line below it. */
+  text(options: Described & { readonly placeholder: string }): TextControl {
+    const id = freshId("text");
+    const input = h("textarea", { id, rows: 4, placeholder: options.placeholder, spellcheck: "false", "aria-describedby": `${id}-note` });
+    const note = h("p", { id: `${id}-note`, class: "note", "aria-live": "polite" });
+    const read = () => this.state.get(this.picture, options.key) ?? "";
+    const set = (value: string) => this.write(options.key, value.trim() === "" ? "" : value, "");
+    const show = () => {
+      if (document.activeElement !== input) input.value = read();
+    };
+    input.addEventListener("input", () => set(input.value));
+    const element = h("div", { class: "control" }, h("label", { for: id }, options.label), input, note);
+    const say = (message: string, wrong = false) => {
+      note.textContent = message;
+      note.classList.toggle("wrong", wrong);
+    };
+    const control = this.added(element, show, { read, set });
+    return { get value() { return control.value; }, element, set, say };
   }
 
   button(label: string, action: () => void): HTMLButtonElement {
