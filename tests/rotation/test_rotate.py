@@ -65,6 +65,8 @@ BAD = [
     ("more than the head has", lambda: rw.rotate(X[..., :32], C, C, interleaved=True, rotary_dim=64)),
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.bfloat16(), C.bfloat16(), interleaved=True)),
     ("must both be float32 or both float64", lambda: rw.rotate(X, C.double(), C, interleaved=True)),
+    ("`cos` must be of type Tensor", lambda: rw.rotate(X, C.numpy(), C, interleaved=True)),
+    ("`sin` must be of type Tensor", lambda: rw.rotate(X, C, C.numpy(), interleaved=True)),
     ("same shape", lambda: rw.rotate(X, C, C[:, :16], interleaved=True)),
     ("`interleaved` must be True or False", lambda: rw.rotate(X, C, C, interleaved="half")),
     ("unknown layout", lambda: rw.rotate(X, C, C, interleaved=True, layout="sbhd")),
