@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DeepseekV4Config
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of
-from ropewalk.attachment.tables import TablesForward
+from ropewalk.attachment.tables import PerCall, TablesForward
 from ropewalk.rope.model_ropes import ModelRopes
 from tests.attachment.families import ALL, outputs_of, small_model
 
@@ -193,6 +193,19 @@ def test_positions_of_any_kind(llama):
         assert torch.equal(outputs_of(llama, IDS), changed)
         handle.set_positions(handle.own.with_rope(None))  # without any rope
         assert torch.equal(outputs_of(llama, IDS), outputs_of(llama, IDS, position_ids=FAR * 3))
+
+
+def test_a_value_belongs_to_one_tensor_and_one_key():
+    """It is kept until the tensor is another, or written to, or the key is another."""
+    calls, given = PerCall(), torch.zeros(2)
+    made = iter(range(9))
+    assert [calls.of(key, given, lambda: next(made)) for key in ("a", "a", "b", "b", "a")] == [0, 0, 1, 1, 2]
+    assert calls.of("a", given.clone(), lambda: next(made)) == 3
+    assert [calls.of("a", given, lambda: next(made)) for _ in range(2)] == [4, 4]
+    given.add_(1)
+    assert calls.of("a", given, lambda: next(made)) == 5
+    calls.forget()
+    assert calls.of("a", given, lambda: next(made)) == 6
 
 
 def test_refusals(llama):

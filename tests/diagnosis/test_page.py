@@ -19,6 +19,7 @@ from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT
 from ropewalk.errors import RopeError
 from ropewalk.figures.report import share_by_distance, strip_text
 from ropewalk.figures.style import RED, WIDE
+from ropewalk.serving.engines import ENGINES
 from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis
 from tests.figures.pages import Page
@@ -41,6 +42,15 @@ def _drawn_once(monkeypatch: pytest.MonkeyPatch, draw: Any = page_module._drawn)
         return DRAWN[key]
 
     monkeypatch.setattr(page_module, "_drawn", drawn)
+
+
+@pytest.mark.parametrize(
+    ("count", "cell"), [(0, "Python"), (2, "vllm, sglang"), (3, "3 engines"), (len(ENGINES), "engines")]
+)
+def test_where_a_method_runs(found: Diagnosis, count: int, cell: str) -> None:
+    """Two engines are named, more are counted."""
+    form = dataclasses.replace(found.methods[PLAIN], engines=tuple(ENGINES)[:count])
+    assert dataclasses.replace(found, methods=found.methods | {PLAIN: form}).rows()[PLAIN]["runs in"] == cell
 
 
 def changed(found: Diagnosis, what: str) -> Diagnosis:

@@ -327,6 +327,14 @@ def test_a_length_before_the_scaling_is_not_the_scaled_one(longest):
     )  # fmt: skip
     assert config.scaled_length == 16_384
     assert dataclasses.replace(config, max_position_embeddings=10_000).scaled_length == 10_000
+    dynamic = rw.RopeConfig(64, interleaved=False, scaling=rw.scaling.DynamicNTK(3.0), max_position_embeddings=4096)
+    assert dynamic.scaled_length == 3 * 4096
+
+
+def test_the_factor_of_longrope_is_that_of_its_lengths() -> None:
+    """At least 1; a rule without the longest length keeps none."""
+    rule = LongRoPE((1.0,) * 4, (2.0,) * 4, 4096)
+    assert [rule.written_out(length).factor for length in (6144, 2048, None)] == [1.5, 1.0, None]
 
 
 def test_a_type_of_layers_has_its_rope_and_window() -> None:
