@@ -334,3 +334,24 @@ def test_flex_attention_chosen_after_attaching_is_refused(monkeypatch):
         model.set_attn_implementation("flex_attention")
         with pytest.raises(rw.RopeError, match=r"(?s)only masks.*BlockMask"):
             outputs_of(model, IDS[:1])
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_masks_are_read_as_intervals(additive: bool) -> None:
+    """A causal mask leaves no mask, a padded one intervals of keys; numbers such as ALiBi's are neither."""
+    q, causal_mask = torch.zeros(1, 2, 5, 8), torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    padded = causal_mask & (torch.arange(5) >= 2)
+
+    def form(mask: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min) if additive else mask
+
+    plain = live_attention.read_layout(q, q, form(causal_mask), None)
+    assert plain.plain
+    assert not isinstance(plain, live_attention.MaskedLayout)
+    assert isinstance(live_attention.read_layout(q, q, form(padded), None), live_attention.MaskedLayout)
+    for mask, low, high in ((causal_mask, 0, [1, 2, 3, 4, 5]), (padded, 2, [3, 4, 5])):
+        bounds = live_attention.read_bounds(q, q, form(mask))
+        assert bounds is not None
+        assert (bounds.low[0, -3:].tolist(), bounds.high[0].tolist()[-len(high) :]) == ([low] * 3, high)
+    slopes = torch.where(causal_mask, -torch.arange(5.0), -1e9)
+    assert live_attention.read_bounds(q, q, slopes) is None
