@@ -23,7 +23,6 @@ from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact, Window
 from ropewalk.diagnosis.plan import Design
 from ropewalk.diagnosis.rules import Decision, decide
-from ropewalk.precision import half_instructions, is_slow, slow_dtype
 
 Record = dict[str, Any]
 
@@ -83,11 +82,6 @@ def use_instructions(name: str | None) -> None:
     wanted = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
     if name == "avx2" and any(os.environ.get(key) != value for key, value in wanted.items()):
         raise SystemExit(f"set {' '.join(f'{key}={value}' for key, value in wanted.items())} before Python starts")
-
-
-def slow_products(dtype: torch.dtype) -> str | None:
-    """Return why a matrix product in a dtype is not measured: torch multiplies it slowly here, up to 55 s a product."""
-    return is_slow(dtype) if slow_dtype(dtype, "cpu") and half_instructions(dtype, "cpu") is None else None
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

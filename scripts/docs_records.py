@@ -297,23 +297,6 @@ def attention() -> str:
     return f"{table(['attention', 'dtype', *runs], rows)}\n\n{measured_on(runs)}"
 
 
-FORWARDS = ("ropewalk bfloat16", "ropewalk float32", "transformers bfloat16", "transformers float32")
-
-
-def forward() -> str:
-    """Return seconds of a whole model by length of the text, one run for each length, and memory."""
-    by_length = {one["tokens"]: one for one in lines("forward")}
-    runs = [by_length[tokens] for tokens in sorted(by_length)]
-    rows = [[name, *(f"{one['median_seconds'][name]:.1f}" if name in one["median_seconds"] else "" for one in runs)]
-            for name in FORWARDS]  # fmt: skip
-    tokens, peak = runs[-1]["tokens"], runs[-1]["peak_bytes"]
-    memory = ", ".join(f"{name} {peak[name] / 1e9:.2f} GB" for name in FORWARDS if name in peak)
-    return (
-        f"{table(['seconds', *(f'{length:,} tokens' for length in sorted(by_length))], rows)}\n\n"
-        f"{runs[-1]['model']}, {where(runs[-1])}. Each column is one run. Peak memory of {tokens:,} tokens: {memory}."
-    )
-
-
 def encodings() -> str:
     """Return the loss of each encoding at the trained length, and its rise beyond, with intervals over seeds."""
     first, *measured = lines("compare")
@@ -469,7 +452,7 @@ def methods() -> str:
 
 # -- machines -------------------------------------------------------------------------------------------------------
 
-TIMED = ("rotation", "attention", "forward")  # records of the CPU, NAME.jsonl
+TIMED = ("rotation", "attention")  # records of the CPU, NAME.jsonl
 GPU = "gpu-rotation"
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
                 "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
@@ -514,8 +497,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
     "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
-    "rotation": rotation, "attention": attention, "forward": forward,
-    "encodings": encodings, "classification": classification,
+    "rotation": rotation, "attention": attention, "encodings": encodings, "classification": classification,
     "models": models, "verify-servers": verify_servers, "vllm-plugin": vllm_plugin,
     "methods": methods, "status": status, "gpu": gpu, "engines": engines,
 }  # fmt: skip
