@@ -401,7 +401,6 @@ TITLES = dict(zip(
     ("transformers", "vllm", "sglang", "llama.cpp", "ollama", "mlx", "onnx"),
     ("transformers", "vLLM", "SGLang", "llama.cpp", "Ollama", "mlx-lm", "ONNX"), strict=True,
 ))  # fmt: skip
-MEMORY = ("cache_bytes", "temporary_bytes")
 FORGETS = "†"  # the mark of baselines in the table
 
 
@@ -422,31 +421,17 @@ def served(name: str) -> list[str]:
 
 
 def methods() -> str:
-    """Return every method: effect, form in config.json, engines, cost relative to plain, source."""
-    record = document("method-costs.json")
-    plain, tokens = record["methods"]["plain"], record["tokens"]
+    """Return every method: effect, form in config.json, engines, source."""
     rows = []
     for name, method in METHODS.items():
-        cost = record["methods"].get(name)
-        cells = ["", "", ""]
-        if cost is not None:
-            memory = sum(cost[kind] for kind in MEMORY) / sum(plain[kind] for kind in MEMORY)
-            cells = [f"{cost['decode']['ratio']:.2f}", f"{cost['prefill']['ratio']:.2f}", f"{memory:.2f}"]
         source = f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
         title = f"[`{name}`](#{name})" + (f" {FORGETS}" if method.crops else "")
-        rows.append([title, method.changes, method.config or "none", *served(name), *cells, source])
-    heads = ["method", "effect", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
-             "arXiv"]  # fmt: skip
-    mebibytes = sum(plain[kind] for kind in MEMORY) / 2**20
+        rows.append([title, method.changes, method.config or "none", *served(name), source])
     return (
-        f"{table(heads, rows)}\n\n{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. "
+        f"{table(['method', 'effect', 'in config.json', *TITLES.values(), 'arXiv'], rows)}\n\n"
+        f"{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. "
         "\\*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints. Every method also runs "
-        f"in Python (`rw.attach`).\n\nCost is relative to `plain`. Decode: one token after {tokens:,}. Prefill: "
-        f"{tokens:,} tokens. Both are medians of processor time ({plain['decode']['p50']:,.0f} and "
-        f"{plain['prefill']['p50'] / tokens:,.0f} microseconds a token for `plain`). Memory: cache and temporary "
-        f"memory of a prefill in chunks of 1,024 tokens, without weights ({mebibytes:.0f} MiB for `plain`). Layers: "
-        f"{record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Methods of frequencies do "
-        "the same work as `plain`, so the spread of their ratios is the error of the others."
+        "in Python (`rw.attach`)."
     )
 
 
