@@ -65,25 +65,6 @@ def _cpu() -> str:
     return f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"
 
 
-def add_instructions(parser: argparse.ArgumentParser) -> None:
-    """Add the option that limits our kernels and torch's to an instruction set, as on a machine without better ones."""
-    names = [] if compiled.kernels is None else compiled.kernels.instruction_sets()
-    parser.add_argument("--instructions", choices=names, help="of our kernels, and of torch's; default: the best")
-
-
-def use_instructions(name: str | None) -> None:
-    """Run our kernels with an instruction set; for avx2, torch's must be limited by the environment.
-
-    **Raises:** SystemExit with the variables that limit torch, which it reads when it starts.
-    """
-    if name is None or compiled.kernels is None:
-        return
-    compiled.kernels.use_instruction_set(name)
-    wanted = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-    if name == "avx2" and any(os.environ.get(key) != value for key, value in wanted.items()):
-        raise SystemExit(f"set {' '.join(f'{key}={value}' for key, value in wanted.items())} before Python starts")
-
-
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add one line to a file of records."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ With `--device cuda` the groups run on a GPU, and records go to `results/gpu-rot
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +26,11 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-from records import RESULTS, Record, add_instructions, append, environment, use_instructions  # noqa: E402
+from records import RESULTS, Record, append, environment  # noqa: E402
 from timing import Call, CudaClock, Timed, cpu_clock, interleave, last_level_cache  # noqa: E402
 
 import ropewalk as rw  # noqa: E402
+from ropewalk.compiled import kernels  # noqa: E402
 from ropewalk.models.norm import RMSNorm  # noqa: E402
 from tests import oracle  # noqa: E402
 from tests.rotation.backends import truth  # noqa: E402
@@ -342,15 +344,25 @@ def described(record: Record) -> str:
     return "\n  ".join([f"{record['kind']}, {record['case']}", *lines])
 
 
+def limit(name: str) -> None:
+    """Run our kernels with an instruction set; exit if variables that torch reads at its start do not limit it, too."""
+    kernels.use_instruction_set(name)
+    wanted = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    if name == "avx2" and any(os.environ.get(key) != value for key, value in wanted.items()):
+        raise SystemExit(f"set {' '.join(f'{key}={value}' for key, value in wanted.items())} before Python starts")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
     parser.add_argument("--out", type=Path, help="append records to this file")
-    add_instructions(parser)
+    names = [] if kernels is None else kernels.instruction_sets()
+    parser.add_argument("--instructions", choices=names, help="of our kernels, and of torch's; default: the best")
     options = parser.parse_args(arguments)
-    use_instructions(options.instructions)
+    if options.instructions is not None:
+        limit(options.instructions)
     on_cpu = options.device == "cpu"
     out = options.out or RESULTS / ("rotation.jsonl" if on_cpu else "gpu-rotation.jsonl")
     for record in run("default" if on_cpu else "gpu", device=options.device, seconds=options.seconds):
