@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from records import RESULTS, add_again, concluded, environment, essentials, excerpt, source_of, started
+from records import concluded, environment, essentials, excerpt, parsed, source_of
 
 from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.record import Diagnosis
@@ -82,8 +82,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--evaluate", action="store_true", help="measure nothing; apply the rule once more")
-    add_again(parser, RESULTS / "doctor-answers.json")
-    given = parser.parse_args()
+    given, record = parsed(parser, "doctor-answers.json")
     texts = {f"{name}{' 2' if place == SECOND else ''}": excerpt(given.texts, name, place, MANY)
              for name in NOVELS for place in (FIRST, SECOND)}  # fmt: skip
     python, questions = code()[:MANY], chat(given.texts / "banking77_train.csv")[:CHARACTERS]
@@ -96,7 +95,6 @@ def main() -> None:
                     EXTEND if name in NOVELS else (*EXTEND, "--dtype", "auto"))
              for name in (*NOVELS, "code", "chat", "German") if name in texts}  # fmt: skip
     cases |= {f"known good, {name}": (name, MANY, GOOD) for name in texts if name != "chat"}
-    record = started(given)
     if given.evaluate:
         for case, one in record.items():
             decision, evidence = concluded(one["essentials"], one["windows"])

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from records import RESULTS, add_again, environment, excerpt, source_of, started
+from records import environment, excerpt, parsed, source_of
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_json
@@ -103,10 +103,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--smollm2")
-    add_again(parser, RESULTS / "facts.json")
-    given = parser.parse_args()
+    given, record = parsed(parser, "facts.json")
     torch.set_num_threads(1)
-    record = started(given)
     (bleak, of_bleak), (moby, of_moby) = (excerpt(given.texts, name, 0) for name in ("bleak_house", "moby_dick"))
     unseen = bleak[int(UNSEEN * len(bleak)) :] + moby[: len(moby) // 2]
     parts: dict[str, Callable[[], Any]] = {
@@ -119,8 +117,8 @@ def main() -> None:
                   for kind in KINDS}  # fmt: skip
     for name, part in parts.items():
         if name not in record:
-            record |= {"generator": "ropewalk", "texts": [of_bleak, of_moby], name: part()}
-            record["environment"] = environment()
+            texts = [of_bleak, of_moby]
+            record |= {"generator": "ropewalk", "texts": texts, name: part(), "environment": environment()}
             write_json(given.record, record)
 
 

@@ -7,8 +7,7 @@ each method, and one more window of each under the five that found most and unde
 one window of eight parts of Moby-Dick, which it was not trained on, at four times its trained length. Each window is a
 run of `rw.doctor` of its own: chance is one in four, and a method is given up when its loss rises by more than a nat.
 Each run is saved when it is done; the same command continues, and --again measures everything once more. About 40
-minutes on two busy cores with AMX in bfloat16. With --tuned, a folder of `examples/tune.py` reads the same windows with
-the scaling of its config.
+minutes on two busy cores with AMX in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from records import RESULTS, add_again, environment, excerpt, started
+from records import environment, excerpt, parsed
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_json
@@ -71,26 +70,18 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--tuned", type=Path)
-    add_again(parser, RESULTS / "league.json")
-    given = parser.parse_args()
-    record = started(given, *(["tuned"] if given.tuned else ["smollm2", "tiny"]))
+    given, record = parsed(parser, "league.json")
 
     def run(part: str, key: str, *of: Any, **settings: Any) -> None:
         if key not in record.setdefault(part, {}):
             record[part][key] = read(*of, **settings)
             write_json(given.record, {"generator": "ropewalk", **record})
 
-    def round_of(number: int, methods: list[str], model: str = given.model, part: str = "smollm2") -> None:
+    def round_of(number: int, methods: list[str]) -> None:
         for novel, starts in STRETCHES.items():
             text = excerpt(given.texts, novel, starts[number], CHARACTERS)
-            run(part, f"{novel} {number + 1}", model, text, methods, target=16384, trained_length=8192,
+            run("smollm2", f"{novel} {number + 1}", given.model, text, methods, target=16384, trained_length=8192,
                 dtype=given.dtype)  # fmt: skip
-
-    if given.tuned:
-        for number in range(2):
-            round_of(number, ["as-is"], str(given.tuned), "tuned")
-        return
 
     round_of(0, ZERO_SHOT)
     first = record["smollm2"]

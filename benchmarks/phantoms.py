@@ -20,14 +20,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from records import RESULTS, add_again, concluded, environment, essentials, excerpt, started
+from records import concluded, environment, essentials, excerpt, look_of, parsed, share, tallied
 
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import load_live
@@ -99,8 +99,7 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
     jobs = plan.due(LOOKS[-1], plan.distinct)
 
     def measure(job: Any, advance: Any) -> None:
-        result = read_job(run.opened.reader, plan, job, {}, advance)
-        results.add(f"{job.method}/{job.window}", result)
+        results.add(f"{job.method}/{job.window}", read_job(run.opened.reader, plan, job, {}, advance))
 
     at_once(jobs, measure, workers=fitting_workers(run.opened.reader, plan.design.target, len(jobs)))
     readings = {
@@ -112,40 +111,23 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
 
 def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the rule concludes of a run after each number of windows."""
-    found = {}
-    for count in LOOKS:
-        decision, evidence = concluded(run, count)
-        reached = evidence.standings[METHOD[name]].half
-        found[str(count)] = {"action": decision.action, "method": decision.method, "length": decision.length,
-                             **{key: getattr(reached, key, None) for key in ("tokens", "low", "high")}}  # fmt: skip
-    return found
+    found = {count: concluded(run, count) for count in LOOKS}
+    return {str(count): look_of(decision, evidence.standings[METHOD[name]].half)
+            for count, (decision, evidence) in found.items()}  # fmt: skip
 
 
 def summed_up(name: str, runs: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return, for each W and number of windows and for all W together, the counts that the bars are about."""
-    trained, rows = TRAINED[name], []
-    step, right = trained // 8, "keep" if name == "smollm2" else "extend"
-
-    def share(values: Iterable[bool]) -> list[int]:
-        of = list(values)
-        return [sum(of), len(of)]
-
+    trained, right, rows = TRAINED[name], "keep" if name == "smollm2" else "extend", []
     for times, count in itertools.product((*TIMES, None), map(str, LOOKS)):
         windows = [round(one * trained) for one in (TIMES if times is None else (times,))]
-        of = [(window, [run["looks"][count] for run in runs.values() if run["window"] == window]) for window in windows]
-        each = [(window, look) for window, all_looks in of for look in all_looks]
-        pairs = [pair for _, all_looks in of for pair in itertools.combinations(all_looks, 2)]
-        alike = [(a["action"], a["method"]) == (b["action"], b["method"]) for a, b in pairs]
-        lengths = [(a["length"], b["length"]) for (a, b), same in zip(pairs, alike, strict=True) if same]
+        of = {window: [run["looks"][count] for run in runs.values() if run["window"] == window] for window in windows}
+        each = [(window, look) for window, all_looks in of.items() for look in all_looks]
+        pairs = [pair for all_looks in of.values() for pair in itertools.combinations(all_looks, 2)]
         rows.append({
             "window": None if times is None else windows[0], "windows_read": int(count),
             "estimates": [look["tokens"] for _, look in each], "promises": [look["length"] for _, look in each],
-            "covered": share(look["low"] <= window and (look["high"] is None or window <= look["high"])
-                             for window, look in each if look["low"] is not None),
-            "promised_more": share(look["length"] > window for window, look in each if look["length"] is not None),
-            "decided": share(look["action"] == right for _, look in each),
-            "same_answer": share(alike),
-            "same_length": share(abs(a - b) <= step for a, b in lengths if None not in (a, b)),
+            "decided": share(look["action"] == right for _, look in each), **tallied(each, pairs, trained // 8),
         })  # fmt: skip
     return rows
 
@@ -158,13 +140,10 @@ def main() -> None:
     parser.add_argument("--only", choices=TRAINED)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--evaluate", action="store_true", help="read nothing")
-    add_again(parser, RESULTS / "phantoms.json")
-    given = parser.parse_args()
-    record = started(given)
+    given, record = parsed(parser, "phantoms.json")
 
     def save() -> None:
-        for name, runs in record.get("runs", {}).items():
-            record.setdefault("result", {})[name] = summed_up(name, runs)
+        record["result"] = {name: summed_up(name, runs) for name, runs in record.get("runs", {}).items()}
         write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()}, indent=None)
 
     for name, old in record.get("runs", {}).items():  # the rule may have changed since

@@ -8,22 +8,19 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import last_level_cache
 
 from ropewalk import compiled
-from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
+from ropewalk.diagnosis.evidence import Evidence, Half, WindowReading, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact, Window
 from ropewalk.diagnosis.plan import Design
 from ropewalk.diagnosis.rules import Decision, decide
-from ropewalk.precision import half_instructions, is_slow, slow_dtype
 
 Record = dict[str, Any]
 
@@ -52,6 +49,13 @@ def environment(device: str = "cpu") -> Record:
     }
 
 
+def last_level_cache() -> int:
+    """Return the bytes of the largest cache of a core on Linux; elsewhere 32 MiB."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes if size[-1:] in units), default=32 * 2**20)
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)
@@ -66,30 +70,6 @@ def _cpu() -> str:
     return f"{models[0] if models else platform.processor()}, {os.cpu_count()} cores"
 
 
-def add_instructions(parser: argparse.ArgumentParser) -> None:
-    """Add the option that limits our kernels and torch's to an instruction set, as on a machine without better ones."""
-    names = [] if compiled.kernels is None else compiled.kernels.instruction_sets()
-    parser.add_argument("--instructions", choices=names, help="of our kernels, and of torch's; default: the best")
-
-
-def use_instructions(name: str | None) -> None:
-    """Run our kernels with an instruction set; for avx2, torch's must be limited by the environment.
-
-    **Raises:** SystemExit with the variables that limit torch, which it reads when it starts.
-    """
-    if name is None or compiled.kernels is None:
-        return
-    compiled.kernels.use_instruction_set(name)
-    wanted = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-    if name == "avx2" and any(os.environ.get(key) != value for key, value in wanted.items()):
-        raise SystemExit(f"set {' '.join(f'{key}={value}' for key, value in wanted.items())} before Python starts")
-
-
-def slow_products(dtype: torch.dtype) -> str | None:
-    """Return why a matrix product in a dtype is not measured: torch multiplies it slowly here, up to 55 s a product."""
-    return is_slow(dtype) if slow_dtype(dtype, "cpu") and half_instructions(dtype, "cpu") is None else None
-
-
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add one line to a file of records."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,18 +77,13 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
-def add_again(parser: argparse.ArgumentParser, record: Path) -> None:
-    """Add the options of a record that is measured part by part."""
-    parser.add_argument("--record", type=Path, default=record)
+def parsed(parser: argparse.ArgumentParser, name: str) -> tuple[argparse.Namespace, Record]:
+    """Return the arguments of a record that is measured part by part, and what it has: under --again nothing."""
+    parser.add_argument("--record", type=Path, default=RESULTS / name)
     parser.add_argument("--again", action="store_true", help="measure everything again, not only what the record lacks")
-
-
-def started(given: argparse.Namespace, *parts: str) -> Record:
-    """Return the record to go on with: what is saved; under --again without these parts, or nothing."""
-    if not given.record.exists() or (given.again and not parts):
-        return {}
-    saved: Record = json.loads(given.record.read_text(encoding="utf-8"))
-    return {name: part for name, part in saved.items() if not (given.again and name in parts)}
+    given = parser.parse_args()
+    saved = given.record.exists() and not given.again
+    return given, json.loads(given.record.read_text(encoding="utf-8")) if saved else {}
 
 
 def excerpt(folder: Path, name: str, first: int, characters: int | None = None) -> tuple[str, Record]:
@@ -171,36 +146,36 @@ def restored_essentials(run: Record) -> tuple[list[Window], dict[str, list[Windo
     return windows, readings
 
 
+def look_of(decision: Decision, half: Half | None) -> Record:
+    """Return what a look at some windows concludes, with the estimate of a method's reach."""
+    return {"action": decision.action, "method": decision.method, "length": decision.length,
+            **{key: getattr(half, key, None) for key in ("tokens", "low", "high")}}  # fmt: skip
+
+
+def tallied(looks: Sequence[tuple[float, Record]], pairs: Sequence[tuple[Record, Record]], step: int) -> Record:
+    """Return counts, each with that of the cases: of looks with the true reach, and of pairs of looks.
+
+    The interval contains the reach, the promise exceeds it; the answers are the same, and their lengths within a step.
+    """
+    same = [(a["length"], b["length"]) for a, b in pairs if (a["action"], a["method"]) == (b["action"], b["method"])]
+    return {
+        "covered": share(look["low"] <= reach and (look["high"] is None or reach <= look["high"])
+                         for reach, look in looks if look["low"] is not None),
+        "promised_more": share(look["length"] > reach for reach, look in looks if look["length"] is not None),
+        "same_answer": [len(same), len(pairs)],
+        "same_length": share(abs(a - b) <= step for a, b in same if None not in (a, b)),
+    }  # fmt: skip
+
+
+def share(values: Iterable[bool]) -> list[int]:
+    """Return how many are true, and of how many."""
+    of = list(values)
+    return [sum(of), len(of)]
+
+
 def concluded(run: Record, count: int) -> tuple[Decision, Evidence]:
     """Return the decision after the first windows of `essentials`, and the evidence."""
     windows, readings = restored_essentials(run)
     design = Design(trained_length=run["trained_length"], target=run["target"], windows=1)
     evidence = gather(windows[:count], {name: of[:count] for name, of in readings.items()}, design)
     return decide(evidence), evidence
-
-
-def verified(
-    model: Path, url: str, expect: str | None, state: Path, spent: Callable[[], float], threads: int = 1
-) -> dict[str, Any]:
-    """Run `ropewalk verify` against a server, as a user does; return its verdict, and what it and the server cost.
-
-    `state`: the folder of saved predictions. `spent`: returns processor seconds so far.
-    """
-    result = state / "verify.json"
-    state.mkdir(parents=True, exist_ok=True)
-    result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "ropewalk", "verify", model, "--engine", url, "--state", state, "--json", result]
-    command += [] if expect is None else ["--expect", expect]
-    begun, before = time.monotonic(), spent()
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=False)
-    seconds, cost = time.monotonic() - begun, spent() - before
-    content = json.loads(result.read_text())
-    verdict = content["verdict"]
-    if verdict["kind"] == "failed":
-        raise SystemExit(verdict["sentence"])
-    return {
-        "exit_status": done.returncode, **{key: verdict[key] for key in ("kind", "sentence", "up_to", "decoding")},
-        "named": verdict["applied"], "not_excluded": verdict["not_excluded"],
-        **{key: content[key] for key in ("noise", "residual", "requests")},
-        "seconds": round(seconds, 1), "cpu_seconds": round(cost, 1),
-    }  # fmt: skip

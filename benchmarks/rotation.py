@@ -11,7 +11,10 @@ With `--device cuda` the groups run on a GPU, and records go to `results/gpu-rot
 from __future__ import annotations
 
 import argparse
+import os
+import random
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,15 +28,17 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
-from records import RESULTS, Record, add_instructions, append, environment, use_instructions  # noqa: E402
-from timing import Call, CudaClock, Timed, cpu_clock, interleave, last_level_cache  # noqa: E402
+from records import RESULTS, Record, append, environment, last_level_cache
 
-import ropewalk as rw  # noqa: E402
-from ropewalk.models.norm import RMSNorm  # noqa: E402
-from tests import oracle  # noqa: E402
-from tests.rotation.backends import truth  # noqa: E402
-from tests.rotation.backends.cases import THETA, Case  # noqa: E402
+import ropewalk as rw
+from ropewalk.compiled import kernels
+from ropewalk.models.norm import RMSNorm
+from tests import oracle
+from tests.rotation.backends import truth
+from tests.rotation.backends.cases import THETA, Case
 
+Call = Callable[[], object]
+Clock = Callable[[Sequence[Call]], float]  # microseconds that the calls took together
 Tensors = tuple[Tensor, ...]
 FEW = 128  # sets at most: the smallest cases would need thousands
 WHOLE = 2**30  # bytes of a set that exceeds every cache: one set is enough
@@ -49,12 +54,16 @@ NORM_EPS = 1e-6
 NORM_ROUNDINGS = 8.0  # eps of the dtype: the norm's own, and one more to 16 bits if it is a step of its own
 
 
-# -- the work ----------------------------------------------------------------------------------------------------------
+# -- taking turns -----------------------------------------------------------------------------------------------------
+
+SAMPLE_US = 300.0  # short calls are timed in bursts of about so long
+PAUSE_S = 0.002  # before each sample, so that another runtime's threads have stopped spinning
+AWAKE_US = 5000.0  # shorter calls follow an untimed one, so that their own threads are awake
 
 
 @dataclass(frozen=True)
-class Contender(Timed):
-    """One way to do the work on each set of buffers.
+class Contender:
+    """One way to do the work: its name, and its call on each of several sets of buffers.
 
     - `read`: makes the rotated tensors, in the case's layout, of what a call returned; None if nothing is rotated.
     - `interleaved`: its pairing, if it is not the case's.
@@ -62,11 +71,89 @@ class Contender(Timed):
     - `normed`: whether it norms the tensors before the rotation.
     """
 
+    name: str
+    calls: Sequence[Call]
     read: Callable[[Any], Tensors] | None = tuple
     eps: float = 0.0
     normed: bool = False
     interleaved: bool | None = None
     inverse: bool = False
+
+
+def interleave(
+    contenders: Sequence[Contender], *, seconds: float, clock: Clock, least: int = 5
+) -> dict[str, dict[str, float]]:
+    """Time the contenders in turn until the time is up; p20, p50 and p80 of each, in microseconds a call.
+
+    Contenders take turns in a different order each round, so that the noise of a shared machine meets them all and
+    ratios of medians hold even if times do not. Each sample uses the next set of buffers, so that no contender finds in
+    the cache what another one just read. A contender that has used its share of the time sits rounds out; each gets
+    `least` samples. A new result is freed inside its time, as in use.
+    """
+    once = {timed.name: _once(timed, clock) for timed in contenders}
+    bursts = {name: max(1, min(64, round(SAMPLE_US / max(took, 0.1)))) for name, took in once.items()}
+    taken: dict[str, list[float]] = {timed.name: [] for timed in contenders}
+    spent = dict.fromkeys(taken, 0.0)
+    order, shuffle, turn = list(contenders), random.Random(0), 0
+    start = time.perf_counter()
+    while time.perf_counter() < start + seconds or min(map(len, taken.values())) < least:
+        shuffle.shuffle(order)
+        for timed in order:
+            name, began = timed.name, time.perf_counter()
+            if began < start + seconds and spent[name] * len(order) > began - start:
+                continue
+            sets, count = len(timed.calls), bursts[name]
+            calls = [timed.calls[(turn + i) % sets] for i in range(count)]
+            time.sleep(PAUSE_S)
+            if once[name] < AWAKE_US:
+                timed.calls[(turn + count + sets // 2) % sets]()
+            taken[name].append(clock(calls) / count)
+            spent[name] += time.perf_counter() - began
+            turn += count
+    return {
+        name: {**{f"p{p}": round(float(np.percentile(times, p)), 2) for p in (20, 50, 80)},
+               "samples": len(times), "burst": bursts[name]}
+        for name, times in taken.items()
+    }  # fmt: skip
+
+
+def cpu_clock(calls: Sequence[Call]) -> float:
+    """Return the wall time of the calls in microseconds."""
+    start = time.perf_counter()
+    for call in calls:
+        call()
+    return (time.perf_counter() - start) * 1e6
+
+
+class CudaClock:
+    """Time on the GPU between two events around each call, in microseconds, its L2 cache overwritten before."""
+
+    def __init__(self, device: str) -> None:
+        size = 4 * torch.cuda.get_device_properties(device).L2_cache_size
+        self.scratch: Tensor = torch.empty(max(size, 2**20), dtype=torch.int8, device=device)
+
+    def __call__(self, calls: Sequence[Call]) -> float:
+        new: Any = torch.cuda.Event
+        events = []
+        for call in calls:
+            start, end = new(enable_timing=True), new(enable_timing=True)
+            self.scratch.zero_()
+            start.record()
+            call()
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize()
+        return float(sum(start.elapsed_time(end) for start, end in events)) * 1e3
+
+
+def _once(timed: Contender, clock: Clock) -> float:
+    """Return the microseconds of a call: the fastest of three, or the second if it takes long; the first warms up."""
+    timed.calls[0]()
+    first = clock([timed.calls[-1]])
+    return first if first > 1e5 else min(first, *(clock([timed.calls[i]]) for i in (0, -1)))
+
+
+# -- the work ----------------------------------------------------------------------------------------------------------
 
 
 class Work:
@@ -255,14 +342,6 @@ def groups_of(preset: Preset, *, device: str = "cpu") -> list[Group]:
     return groups + [("sweep", replace(both, seq=seq, dtype=dtype), swept) for dtype in DTYPES for seq in preset.sweep]
 
 
-def run(name: str, *, device: str = "cpu", seconds: float | None = None) -> Iterator[Record]:
-    """Check and time each group of a preset; yield its record. `seconds` for each group replaces the preset's."""
-    preset = PRESETS[name]
-    shared = {"run": uuid.uuid4().hex[:12], "preset": name, **environment(device)}
-    for group in groups_of(preset, device=device):
-        yield {**measure(group, device=device, seconds=preset.seconds if seconds is None else seconds), **shared}
-
-
 def measure(group: Group, *, device: str = "cpu", seconds: float) -> Record:
     """Build the group's contenders, check each, and time them.
 
@@ -342,19 +421,31 @@ def described(record: Record) -> str:
     return "\n  ".join([f"{record['kind']}, {record['case']}", *lines])
 
 
+def limit(name: str) -> None:
+    """Run our kernels with an instruction set; exit if variables that torch reads at its start do not limit it, too."""
+    kernels.use_instruction_set(name)
+    wanted = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    if name == "avx2" and any(os.environ.get(key) != value for key, value in wanted.items()):
+        raise SystemExit(f"set {' '.join(f'{key}={value}' for key, value in wanted.items())} before Python starts")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, record and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, help="of each group; default: the preset's")
     parser.add_argument("--out", type=Path, help="append records to this file")
-    add_instructions(parser)
+    names = [] if kernels is None else kernels.instruction_sets()
+    parser.add_argument("--instructions", choices=names, help="of our kernels, and of torch's; default: the best")
     options = parser.parse_args(arguments)
-    use_instructions(options.instructions)
-    on_cpu = options.device == "cpu"
-    out = options.out or RESULTS / ("rotation.jsonl" if on_cpu else "gpu-rotation.jsonl")
-    for record in run("default" if on_cpu else "gpu", device=options.device, seconds=options.seconds):
-        append(out, record)
+    if options.instructions is not None:
+        limit(options.instructions)
+    name, file = ("default", "rotation.jsonl") if options.device == "cpu" else ("gpu", "gpu-rotation.jsonl")
+    preset, shared = PRESETS[name], {"run": uuid.uuid4().hex[:12], "preset": name, **environment(options.device)}
+    seconds = preset.seconds if options.seconds is None else options.seconds
+    for group in groups_of(preset, device=options.device):
+        record = {**measure(group, device=options.device, seconds=seconds), **shared}
+        append(options.out or RESULTS / file, record)
         print(described(record), flush=True)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from records import RESULTS, add_again, concluded, environment, started
+from records import concluded, environment, look_of, parsed, tallied
 from rule_again import C, Rule
 from scipy import special
 
@@ -128,21 +128,15 @@ def cells() -> list[Cell]:
     return found
 
 
-def tallied(cell: Cell, runs: list[dict[str, Any]], look: str) -> dict[str, Any]:
+def counted(cell: Cell, runs: list[dict[str, Any]], look: str) -> dict[str, Any]:
     """Return the counts of a cell at a look; `runs` hold (windows, decision, half) by look."""
-    truth, step, of = list(cell.methods.values())[-1], cell.trained // 8, [run[look] for run in runs]
+    truth, of = list(cell.methods.values())[-1], [run[look] for run in runs]
     reach = cell.target * truth.half if truth.far >= KNOWS / 2 else cell.trained
-    pairs = [(a, b) for (_, a, _), (_, b, _) in zip(of[::2], of[1::2], strict=False)]
-    same = [(a.length, b.length) for a, b in pairs if (a.action, a.method) == (b.action, b.method)]
-    both = [abs(a - b) <= step for a, b in same if a is not None and b is not None]
-    lengths = [one.length for _, one, _ in of if one.length is not None]
-    spans = [(half.low, half.high) for _, _, half in of if half is not None]
+    looks = [look_of(decision, half) for _, decision, half in of]
     return {
-        "windows": look, "actions": Counter(one.action for _, one, _ in of),
-        "read": sum(count for count, _, _ in of), "at_limit": sum(one.otherwise is not None for _, one, _ in of),
-        "promised_more": [sum(length > reach for length in lengths), len(lengths)],
-        "covered": [sum(low <= reach and (high is None or high >= reach) for low, high in spans), len(spans)],
-        "same_answer": [len(same), len(pairs)], "same_length": [sum(both), len(both)],
+        "windows": look, "actions": Counter(one["action"] for one in looks), "read": sum(count for count, _, _ in of),
+        "at_limit": sum(one.otherwise is not None for _, one, _ in of),
+        **tallied([(reach, one) for one in looks], list(zip(looks[::2], looks[1::2], strict=False)), cell.trained // 8),
     }  # fmt: skip
 
 
@@ -168,7 +162,7 @@ def measure(key: str, cell: Cell, runs: int) -> tuple[dict[str, Any], list[Any]]
             differ += [[count, mine, other]] if other != mine else []
         found.append(of)
     return {"trained": cell.trained, "target": cell.target, "over": cell.over, "methods": len(cell.methods) - 1,
-            "runs": runs, "looks": [tallied(cell, found, look) for look in (*map(str, cell.looks), "run")],
+            "runs": runs, "looks": [counted(cell, found, look) for look in (*map(str, cell.looks), "run")],
             "compared": runs * len(cell.looks), "differ": len(differ)}, differ  # fmt: skip
 
 
@@ -176,9 +170,7 @@ def main() -> None:
     """Draw the cells that the record lacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=100)
-    add_again(parser, RESULTS / "rule-errors.json")
-    given = parser.parse_args()
-    record = started(given)
+    given, record = parsed(parser, "rule-errors.json")
     done = record.setdefault("cells", {})
     for cell in cells():
         key = f"{cell.name}; {cell.trained} to {cell.target}, over {cell.over:g}"

@@ -48,14 +48,14 @@ from typing import Any
 import numpy as np
 import torch
 from league import far_found, read
-from records import RESULTS, add_again, environment, excerpt, started
+from records import environment, excerpt, parsed
 from scipy import stats
 
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.diagnosis.evidence import choice
-from ropewalk.diagnosis.facts import GROUP, NUMBERS, WORDS, Found, Kind, ids_after
+from ropewalk.diagnosis.facts import GROUP, NUMBERS, WORDS, Encode, Found, Kind, ids_after
 from ropewalk.diagnosis.plan import Design, Plan, make_plan
 
 METHODS = ("plain", "pi", "ntk", "yarn", "llama3", "abf", "rerope", "self-extend", "dca")
@@ -88,7 +88,6 @@ Steve Susan Ted Thomas Tim Tom Victor Walter William
 """
 PAIRS = [tuple(pair.split()) for pair in " ".join(_PAIRS.split()).split(", ")]
 COLORS, THINGS, NAMES = _COLORS.split(), _THINGS.split(), _NAMES.split()
-Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True)
@@ -199,17 +198,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--texts", type=Path, required=True)
     parser.add_argument("--dtype", default="auto")
-    add_again(parser, RESULTS / "tasks.json")
-    given = parser.parse_args()
-    record = started(given)
+    given, record = parsed(parser, "tasks.json")
     moby, record["text"] = excerpt(given.texts, "moby_dick", 0)
 
-    def keep(part: str, key: str, value: Callable[[], Any]) -> Any:
+    def keep(part: str, key: str, value: Callable[[], Any]) -> None:
         if key not in record.setdefault(part, {}):
             record[part][key] = value()
             write_json(given.record, {"generator": "ropewalk", **record, "environment": environment()})
             print(part, key, flush=True)
-        return record[part][key]
 
     methods = list(METHODS)
     for novel in ("bleak_house", "middlemarch"):

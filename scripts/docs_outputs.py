@@ -16,7 +16,6 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 from ropewalk.atomic_io import write_whole
 
@@ -32,21 +31,13 @@ NO_PROSE = re.compile(
 GENERATED = ("models.md", "engines.md")
 
 
-class Ran(NamedTuple):
-    """A page before and after its code ran."""
-
-    page: Path
-    before: str
-    after: str
-
-
 def pages() -> list[Path]:
     """Return every page with runnable code, in the order of the lesson."""
     return [page for page in sorted(DOCS.rglob("*.md")) if "```python\n" in page.read_text(encoding="utf-8")]
 
 
-def run_page(page: Path) -> Ran:
-    """Run a page's blocks without writing; an exception in a block has the page and line in its traceback."""
+def run_page(page: Path) -> tuple[str, str]:
+    """Return a page before and after its blocks ran; an exception in one has the page and line in its traceback."""
     import torch
 
     torch.manual_seed(0)
@@ -62,7 +53,7 @@ def run_page(page: Path) -> Ran:
         printed = "".join(text.rstrip() + "\n" for text in output.getvalue().splitlines())
         return f"```python\n{found['code']}```\n" + (f'\n```text title="Output"\n{printed}```\n' if printed else "")
 
-    return Ran(page, before, BLOCK.sub(run, before))
+    return before, BLOCK.sub(run, before)
 
 
 def words() -> dict[str, int]:
@@ -70,11 +61,11 @@ def words() -> dict[str, int]:
 
     Generated tables do not count, and the description of a figure counts once.
     """
-    texts = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))}
-    return {
-        name: sum(any(map(str.isalpha, word)) for word in NO_PROSE.sub(lambda of: of["alt"] or "", text).split())
-        for name, text in texts.items()
-    }
+    found = {}
+    for page in sorted(DOCS.rglob("*.md")):
+        prose = NO_PROSE.sub(lambda of: of["alt"] or "", page.read_text(encoding="utf-8")).split()
+        found[str(page.relative_to(DOCS))] = sum(any(map(str.isalpha, word)) for word in prose)
+    return found
 
 
 def main() -> int:
@@ -89,10 +80,10 @@ def main() -> int:
         print(f"{written:6,} in {len(counts)} pages, without {', '.join(GENERATED)}")
         return 0
     for page in [path.resolve() for path in arguments.pages] or pages():
-        ran = run_page(page)
-        if ran.after != ran.before:
-            write_whole(page, ran.after)
-        print(f"{page.relative_to(ROOT)}: {'unchanged' if ran.after == ran.before else 'rewritten'}")
+        before, after = run_page(page)
+        if after != before:
+            write_whole(page, after)
+        print(f"{page.relative_to(ROOT)}: {'unchanged' if after == before else 'rewritten'}")
     return 0
 
 

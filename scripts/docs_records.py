@@ -266,11 +266,6 @@ def phantoms() -> str:
     return f"{table(heads, rows)}\n\n{where(record['environment'])}, commit {record['environment']['commit']}."
 
 
-def measured_on(runs: dict[str, list[Record]]) -> str:
-    """Return the machine of each column in one line."""
-    return ". ".join(f"{name}: {where(of[-1])}" for name, of in runs.items()) + "."
-
-
 def rotation() -> str:
     """Return the bounds of `benchmarks/rotation.py`: ratios of medians, worst over the shapes measured."""
     bench = runpy.run_path(str(ROOT / "benchmarks" / "rotation.py"))
@@ -279,39 +274,8 @@ def rotation() -> str:
     rows = [[each[0][0].name, " or ".join(each[0][0].against).removeprefix("ropewalk, "),
              *("" if ratio is None else f"{ratio:.2f}" for _, ratio in each), f"{each[0][0].at_most:.2f}"]
             for each in judged]  # fmt: skip
-    return f"{table(['rotation', 'compared with', *runs, 'allowed'], rows)}\n\n{measured_on(runs)}"
-
-
-def attention() -> str:
-    """Return the ratio of attention's median to torch's, on each machine."""
-    runs = {name: lines(file) for name, file in (("AVX-512", "attention"), ("AVX2", "attention-avx2"))}
-    cases: dict[tuple[str, str], dict[str, float]] = {}
-    for name, of in runs.items():
-        for one in of:
-            times = one["microseconds"]
-            case = f"{one['tokens']:,} tokens, {one['heads']} heads of {one['head_dim']}, {one['kv_heads']} of keys"
-            ratio = times["ropewalk"]["p50"] / times["sdpa"]["p50"]
-            cases.setdefault((case, one["dtype"]), {})[name] = ratio
-    rows = [[*case, *(f"{ratios[name]:.2f}" if name in ratios else "" for name in runs)]
-            for case, ratios in cases.items()]  # fmt: skip
-    return f"{table(['attention', 'dtype', *runs], rows)}\n\n{measured_on(runs)}"
-
-
-FORWARDS = ("ropewalk bfloat16", "ropewalk float32", "transformers bfloat16", "transformers float32")
-
-
-def forward() -> str:
-    """Return seconds of a whole model by length of the text, one run for each length, and memory."""
-    by_length = {one["tokens"]: one for one in lines("forward")}
-    runs = [by_length[tokens] for tokens in sorted(by_length)]
-    rows = [[name, *(f"{one['median_seconds'][name]:.1f}" if name in one["median_seconds"] else "" for one in runs)]
-            for name in FORWARDS]  # fmt: skip
-    tokens, peak = runs[-1]["tokens"], runs[-1]["peak_bytes"]
-    memory = ", ".join(f"{name} {peak[name] / 1e9:.2f} GB" for name in FORWARDS if name in peak)
-    return (
-        f"{table(['seconds', *(f'{length:,} tokens' for length in sorted(by_length))], rows)}\n\n"
-        f"{runs[-1]['model']}, {where(runs[-1])}. Each column is one run. Peak memory of {tokens:,} tokens: {memory}."
-    )
+    machines = ". ".join(f"{name}: {where(of[-1])}" for name, of in runs.items())
+    return f"{table(['rotation', 'compared with', *runs, 'allowed'], rows)}\n\n{machines}."
 
 
 def encodings() -> str:
@@ -418,7 +382,6 @@ TITLES = dict(zip(
     ("transformers", "vllm", "sglang", "llama.cpp", "ollama", "mlx", "onnx"),
     ("transformers", "vLLM", "SGLang", "llama.cpp", "Ollama", "mlx-lm", "ONNX"), strict=True,
 ))  # fmt: skip
-MEMORY = ("cache_bytes", "temporary_bytes")
 FORGETS = "†"  # the mark of baselines in the table
 
 
@@ -439,38 +402,23 @@ def served(name: str) -> list[str]:
 
 
 def methods() -> str:
-    """Return every method: effect, form in config.json, engines, cost relative to plain, source."""
-    record = document("method-costs.json")
-    plain, tokens = record["methods"]["plain"], record["tokens"]
+    """Return every method: effect, form in config.json, engines, source."""
     rows = []
     for name, method in METHODS.items():
-        cost = record["methods"].get(name)
-        cells = ["", "", ""]
-        if cost is not None:
-            memory = sum(cost[kind] for kind in MEMORY) / sum(plain[kind] for kind in MEMORY)
-            cells = [f"{cost['decode']['ratio']:.2f}", f"{cost['prefill']['ratio']:.2f}", f"{memory:.2f}"]
         source = f"[{method.source}](https://arxiv.org/abs/{method.source})" if method.source else ""
         title = f"[`{name}`](#{name})" + (f" {FORGETS}" if method.crops else "")
-        rows.append([title, method.changes, method.config or "none", *served(name), *cells, source])
-    heads = ["method", "effect", "in config.json", *TITLES.values(), "decode", "prefill", "memory",
-             "arXiv"]  # fmt: skip
-    mebibytes = sum(plain[kind] for kind in MEMORY) / 2**20
+        rows.append([title, method.changes, method.config or "none", *served(name), source])
     return (
-        f"{table(heads, rows)}\n\n{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. "
+        f"{table(['method', 'effect', 'in config.json', *TITLES.values(), 'arXiv'], rows)}\n\n"
+        f"{FORGETS}: a baseline that forgets distant tokens; the doctor never recommends it. "
         "\\*: with a caveat of that engine for this rule, which `ropewalk serve-config` prints. Every method also runs "
-        f"in Python (`rw.attach`).\n\nCost is relative to `plain`. Decode: one token after {tokens:,}. Prefill: "
-        f"{tokens:,} tokens. Both are medians of processor time ({plain['decode']['p50']:,.0f} and "
-        f"{plain['prefill']['p50'] / tokens:,.0f} microseconds a token for `plain`). Memory: cache and temporary "
-        f"memory of a prefill in chunks of 1,024 tokens, without weights ({mebibytes:.0f} MiB for `plain`). Layers: "
-        f"{record['layers']}, float32, {where(record)}, at a load of {record['load'][0]:g}. Methods of frequencies do "
-        "the same work as `plain`, so the spread of their ratios is the error of the others."
+        "in Python (`rw.attach`)."
     )
 
 
 # -- machines -------------------------------------------------------------------------------------------------------
 
-TIMED = ("rotation", "attention", "forward")  # records of the CPU, NAME.jsonl
-GPU = "gpu-rotation"
+CPU, GPU = "rotation", "gpu-rotation"  # NAME.jsonl
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
                 "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
 
@@ -478,7 +426,7 @@ INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2":
 def status(results: Path = RESULTS) -> str:
     """Return which CPUs and GPUs the times are from, in two sentences."""
     measured: dict[str, list[Record]] = {}
-    for one in (one for name in TIMED for one in lines(name, results)):
+    for one in lines(CPU, results):
         measured.setdefault(one["device"], []).append(one)
     newest = {device: max(one["date"][:10] for one in of) for device, of in measured.items()}
     cpus = []
@@ -514,8 +462,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
     "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
-    "rotation": rotation, "attention": attention, "forward": forward,
-    "encodings": encodings, "classification": classification,
+    "rotation": rotation, "encodings": encodings, "classification": classification,
     "models": models, "verify-servers": verify_servers, "vllm-plugin": vllm_plugin,
     "methods": methods, "status": status, "gpu": gpu, "engines": engines,
 }  # fmt: skip

@@ -21,8 +21,8 @@ from PIL.PngImagePlugin import PngInfo
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ropewalk.figures.explorer import picture_page  # noqa: E402
-from tests.figures.browser import browser  # noqa: E402
+from ropewalk.figures.explorer import picture_page
+from tests.figures.browser import browser
 
 WIDTH, DIGEST = 560, "ropewalk"  # DIGEST: the name of the digest in a file
 MARKUP = """name => document.getElementById(name).outerHTML

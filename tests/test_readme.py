@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 if not (ROOT / "docs").exists():
     pytest.skip("the source distribution has neither docs/ nor records", allow_module_level=True)
-import docs_records  # noqa: E402
-import terminal_picture  # noqa: E402
+import docs_records
+import terminal_picture
 
 LEAGUE = json.loads(figures.LEAGUE.read_text())["smollm2"]
 TINY = Diagnosis.read(terminal_picture.RECORD)

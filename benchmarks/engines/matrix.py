@@ -25,12 +25,12 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from engines.models import BLOCKS, FAMILIES, PROMPT, SPELLINGS, UNSCALED, Case, Models  # noqa: E402
-from engines.runners import ENGINES, Runner, Skipped  # noqa: E402
+from engines.models import BLOCKS, FAMILIES, PROMPT, SPELLINGS, UNSCALED, Case, Models
+from engines.runners import ENGINES, Runner, Skipped
 
-from ropewalk.atomic_io import whole_file  # noqa: E402
-from ropewalk.errors import RopeError  # noqa: E402
-from ropewalk.verification.verify import verify  # noqa: E402
+from ropewalk.atomic_io import write_whole
+from ropewalk.errors import RopeError
+from ropewalk.verification.verify import verify
 
 RECORD = ROOT / "benchmarks" / "results" / "engines.json"
 NEW = 8  # generated tokens
@@ -217,9 +217,7 @@ def _short(text: str) -> str:
 
 def read_record() -> dict[str, Any]:
     """Return the record; an empty one if there is none."""
-    if not RECORD.is_file():
-        return {"engines": {}, "cells": []}
-    return json.loads(RECORD.read_text(encoding="utf-8"))
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {"engines": {}, "cells": []}
 
 
 def cells_of(record: dict[str, Any]) -> dict[tuple[str, ...], Cell]:
@@ -234,8 +232,7 @@ def write_record(record: dict[str, Any], cells: dict[tuple[str, ...], Cell]) -> 
         for key in sorted(cells)
     )
     head = json.dumps({**record, "cells": []}, indent=1)
-    with whole_file(RECORD) as path:
-        path.write_text(head.replace('"cells": []', f'"cells": [\n{rows}\n]') + "\n", encoding="utf-8")
+    write_whole(RECORD, head.replace('"cells": []', f'"cells": [\n{rows}\n]') + "\n")
 
 
 def main() -> None:

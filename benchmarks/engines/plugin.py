@@ -23,12 +23,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from engines import layer_ropes  # noqa: E402
-from engines.models import Models  # noqa: E402
-from engines.runners import ENVIRONMENTS  # noqa: E402
+from engines import layer_ropes
+from engines.models import Models
+from engines.runners import ENVIRONMENTS
 
-from ropewalk.atomic_io import write_json  # noqa: E402
-from ropewalk.verification.adapters import VARIABLES  # noqa: E402
+from ropewalk.atomic_io import write_json
+from ropewalk.verification.adapters import VARIABLES
 
 PYTHON = ENVIRONMENTS / "vllm" / "bin" / "python"
 RESULTS = ROOT / "benchmarks" / "results"

@@ -31,13 +31,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from engines.plugin import PYTHON, RESULTS, with_plugin  # noqa: E402
-from records import environment, verified  # noqa: E402
+from engines.plugin import PYTHON, RESULTS, with_plugin
+from records import environment
 
-from ropewalk.atomic_io import write_json  # noqa: E402
-from ropewalk.serving import apply, serve_config  # noqa: E402
-from ropewalk.tokenizer import TextTokenizer  # noqa: E402
-from ropewalk.verification.adapters import llama_cpp_server  # noqa: E402
+from ropewalk.atomic_io import write_json
+from ropewalk.serving import apply, serve_config
+from ropewalk.tokenizer import TextTokenizer
+from ropewalk.verification.adapters import llama_cpp_server
 
 TRAINED = 8192  # tokens
 RIGHT, WRONG = "as expected", "other"
@@ -126,6 +126,30 @@ def cpu_seconds(session: int | None = None) -> float:
     return sum(one.ru_utime + one.ru_stime for one in own) + ticks / os.sysconf("SC_CLK_TCK")
 
 
+def verified(model: Path, url: str, expect: str, state: Path, spent: Callable[[], float]) -> dict[str, Any]:
+    """Run `ropewalk verify` against a server, as a user does; return its verdict, and what it and the server cost.
+
+    `state`: the folder of saved predictions. `spent`: returns processor seconds so far.
+    """
+    result = state / "verify.json"
+    state.mkdir(parents=True, exist_ok=True)
+    result.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "ropewalk", "verify", model, "--engine", url, "--state", state, "--json", result]
+    begun, before = time.monotonic(), spent()
+    done = subprocess.run([*command, "--expect", expect], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    seconds, cost = time.monotonic() - begun, spent() - before
+    content = json.loads(result.read_text())
+    verdict = content["verdict"]
+    if verdict["kind"] == "failed":
+        raise SystemExit(verdict["sentence"])
+    return {
+        "exit_status": done.returncode, **{key: verdict[key] for key in ("kind", "sentence", "up_to", "decoding")},
+        "named": verdict["applied"], "not_excluded": verdict["not_excluded"],
+        **{key: content[key] for key in ("noise", "residual", "requests")},
+        "seconds": round(seconds, 1), "cpu_seconds": round(cost, 1),
+    }  # fmt: skip
+
+
 def main() -> None:
     """Start each server that the record lacks, and check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -136,10 +160,8 @@ def main() -> None:
         print("SKIPPED vllm: no environment; run make engines ENGINES=vllm")
         return
     name, start, servers = ("verify-servers-vllm", vllm, VLLM) if of_vllm else ("verify-servers", llama_cpp, LLAMA_CPP)
-    path, state = (
-        RESULTS / f"{name}.json",
-        ROOT / "benchmarks" / "state" / name,
-    )  # predictions, saved for the next server
+    path = RESULTS / f"{name}.json"
+    state = ROOT / "benchmarks" / "state" / name  # predictions, saved for the next server
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"servers": []}
     for model, (title, (options, every)) in itertools.product(models, servers.items()):
         weights = "float32" if of_vllm else model.stem.rpartition(".")[2]

@@ -20,26 +20,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from engines import layer_ropes  # noqa: E402
-from engines.matrix import Cell, cells_of, read_record, write_record  # noqa: E402
-from engines.models import BLOCKS, CONTEXT, FAMILIES, PROMPT, SHORT, TABLES_ONLY, TRAINED, Models  # noqa: E402
-from engines.recorded import (  # noqa: E402
-    FILE,
-    Case,
-    Measured,
-    Recorded,
-    cases,
-    completed,
-    content_of,
-    of_layer,
-    planned,
-)  # fmt: skip
-from engines.runners import ENVIRONMENTS  # noqa: E402
+from engines import layer_ropes
+from engines.matrix import Cell, cells_of, read_record, write_record
+from engines.models import BLOCKS, CONTEXT, FAMILIES, PROMPT, SHORT, TABLES_ONLY, TRAINED, Models
+from engines.recorded import FILE, Case, Measured, Recorded, cases, completed, content_of, of_layer, planned
+from engines.runners import ENVIRONMENTS
 
-from ropewalk.atomic_io import whole_file  # noqa: E402
-from ropewalk.audit.causes import cause_of  # noqa: E402
-from ropewalk.audit.faults import hypotheses  # noqa: E402
-from ropewalk.rope.model_ropes import ModelRopes  # noqa: E402
+from ropewalk.atomic_io import write_whole
+from ropewalk.audit.causes import cause_of
+from ropewalk.audit.faults import hypotheses
+from ropewalk.rope.model_ropes import ModelRopes
 
 Record = dict[str, Any]
 WITH_SECTIONS = ("qwen2_vl_7b", "qwen2_5_vl_7b", "qwen3_vl_4b", "qwen3_5_9b")  # published configs
@@ -65,11 +55,8 @@ def write(engines: Record, found: dict[str, Record]) -> None:
             layers = [of_layers.get(layer) for layer in range(max(of_layers, default=-1) + 1)]
             answer = {"length": answer["length"], "layers": layers}
         rows.append(f"{json.dumps(key)}: {json.dumps(answer)}")
-    with whole_file(FILE) as path:
-        path.write_text(
-            f'{{"engines": {json.dumps(engines)},\n"ropes": [\n' + ",\n".join(numbers) + '\n],\n"cases": {\n'
-            + ",\n".join(rows) + "\n}}\n"
-        )  # fmt: skip
+    head, between = f'{{"engines": {json.dumps(engines)},\n"ropes": [\n', ",\n"
+    write_whole(FILE, f'{head}{between.join(numbers)}\n],\n"cases": {{\n{between.join(rows)}\n}}}}\n')
 
 
 def cell(case: tuple[str, str], ropes: ModelRopes, answer: Record, version: str) -> Cell:

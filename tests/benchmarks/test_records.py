@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,15 +70,12 @@ def test_a_cell_has_its_share_variance_and_window() -> None:
     assert Found.of(rule.control.tolist(), confidence=0.95).share == pytest.approx(0.775, abs=0.03)
 
 
-def test_again_starts_over_and_a_text_has_its_digest(tmp_path: Path) -> None:
+def test_again_starts_over_and_a_text_has_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "book.txt").write_text("0123456789", encoding="utf-8")
     text, source = records.excerpt(tmp_path, "book", 2, 3)
     assert (text, source["first"], source["characters"]) == ("234", 2, 3)
     assert source["sha256"] == hashlib.sha256(b"234").hexdigest()
     (tmp_path / "record.json").write_text('{"a": 1, "b": 2}', encoding="utf-8")
-    parser = argparse.ArgumentParser()
-    records.add_again(parser, tmp_path / "record.json")
-    kept, again = parser.parse_args([]), parser.parse_args(["--again"])
-    assert records.started(kept) == {"a": 1, "b": 2}
-    assert records.started(again) == {}
-    assert records.started(again, "a") == {"b": 2}
+    for words, saved in (([], {"a": 1, "b": 2}), (["--again"], {})):
+        monkeypatch.setattr(sys, "argv", ["", *words])
+        assert records.parsed(argparse.ArgumentParser(), str(tmp_path / "record.json"))[1] == saved

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import rotation
 import torch
-from rotation import Contender, Work
-from timing import Call, Timed, interleave
+from rotation import Call, Contender, Work, interleave
 
 import ropewalk as rw
 from tests.rotation.backends.cases import FURTHEST, Case
@@ -169,9 +168,9 @@ class Clock:
     def __init__(self, **took: float) -> None:
         self.took, self.seen = took, []
 
-    def contender(self, name: str, sets: int) -> Timed:
+    def contender(self, name: str, sets: int) -> Contender:
         """A contender whose calls say who and where they are."""
-        return Timed(name, [lambda i=i: self.seen.append((name, i)) for i in range(sets)])
+        return Contender(name, [lambda i=i: self.seen.append((name, i)) for i in range(sets)])
 
     def __call__(self, calls: Sequence[Call]) -> float:
         first = len(self.seen)

@@ -46,7 +46,7 @@ def test_every_table_has_its_mark():
         docs_records.with_tables("<!-- record: nothing -->\n<!-- /record -->")
 
 
-def test_rotation_and_attention():
+def test_rotation():
     """Ratios of medians; one is above its bound in `benchmarks/rotation.py`, and the page names it."""
     last = docs_records.lines("rotation")[-1]["run"]
     [in_place] = [one["microseconds"] for one in docs_records.lines("rotation")
@@ -59,7 +59,6 @@ def test_rotation_and_attention():
     assert len(table) == 15
     missed = [(name, other) for name, other, ratio, bound in table if float(ratio) > float(bound)]
     assert missed == [("new output, bfloat16", "transformers")]
-    assert all(one["over_sdpa"] < 1 for one in docs_records.lines("attention"))
 
 
 def test_models():
@@ -82,18 +81,14 @@ def test_encodings():
 
 
 def test_methods():
-    """Every method has a row, with the cost of its record and the engines that run it."""
+    """Every method has a row, with the engines that run it."""
     from ropewalk.methods import METHODS
     from ropewalk.serving.engines import ENGINES
 
-    costs = json.loads((RESULTS / "method-costs.json").read_text())["methods"]
     found = {re.match(r"\[`(.+?)`\]", title)[1]: cells for title, cells in rows("methods").items()}
     assert list(found) == list(METHODS)
     assert set(docs_records.TITLES) == set(ENGINES)
     end = 2 + len(ENGINES)
-    for name, cells in found.items():
-        ratios = [f"{costs[name][kind]['ratio']:.2f}" for kind in ("decode", "prefill")] if name in costs else ["", ""]
-        assert [*cells, "", ""][end : end + 2] == ratios
     assert [cell.rstrip("\\*") for cell in found["yarn"][2:end]] == ["yes"] * (len(ENGINES) - 1) + ["no"]
     assert found["dynamic"][2:9] == ["yes\\*", "no", "no", "no", "no", "yes", "no"]
     assert found["resonance"][2:4] == ["yes", "yes"]

@@ -30,9 +30,9 @@ def test_no_page_makes_its_own_statement() -> None:
 def test_machines_instructions_and_days(tmp_path: Path) -> None:
     """Instruction sets that were measured, the best first, and the newest day of each machine; the newest first."""
     cpu = {"device": "A, 2 cores", "date": "2026-11-03T"}
-    write(tmp_path, "rotation", {**cpu, "date": "2026-11-01T"}, {**cpu, "instructions": "avx2"})
-    other = {"device": "B, 8 cores", "date": "2026-11-04T"}
-    write(tmp_path, "forward", other, {**cpu, "date": "2026-11-02T", "instructions": "avx512_bf16"})
+    others = [{"device": "B, 8 cores", "date": "2026-11-04T"}, {**cpu, "date": "2026-11-01T"}]
+    better = {**cpu, "date": "2026-11-02T", "instructions": "avx512_bf16"}
+    write(tmp_path, "rotation", *others, {**cpu, "instructions": "avx2"}, better)
     assert docs_records.status(tmp_path) == (
         "CPU times: B, 8 cores (last on 2026-11-04); A, 2 cores (AVX-512 with BF16, AVX2, last on 2026-11-03). "
         "No GPU was at hand: the Triton kernels ran in Triton's interpreter only."

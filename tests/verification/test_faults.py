@@ -168,9 +168,9 @@ def test_a_quantised_cache_is_no_other_rope(levels, verify):
 # families that transformers computes
 
 transformers = pytest.importorskip("transformers")
-from ropewalk.checkpoints.reader import Reader  # noqa: E402
-from ropewalk.verification.adapters import TransformersEngine  # noqa: E402
-from tests.attachment.families import small_model  # noqa: E402
+from ropewalk.checkpoints.reader import Reader
+from ropewalk.verification.adapters import TransformersEngine
+from tests.attachment.families import small_model
 
 MSCALE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256,
           "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
