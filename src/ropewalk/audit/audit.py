@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from ropewalk.errors import check_kind
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import REACH_SEARCHED, reach
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.values import MOST_TOKENS, check_whole
 
@@ -33,9 +32,6 @@ class Audit:
       `RopeConfig.fingerprint` of its layers, at the target if frequencies depend on the length.
     - `inv_freq`: at `target` if frequencies depend on the length. `pairs_never_turning`: rotating pairs with a
       wavelength, as the model was trained, above the trained length or the window, whichever is less.
-    - `reach`: the first distance m >= 1 with sum_i cos(m theta_i) < 0, None if there is none up to `reach_searched`: a
-      heuristic (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591). `reach_assumed`: whether its
-      assumptions hold; if not, `reach_reason` states why.
     """
 
     layer_type: str | None
@@ -52,9 +48,6 @@ class Audit:
     wavelengths: tuple[float | None, ...]
     wavelengths_unscaled: tuple[float | None, ...]
     pairs_never_turning: int | None
-    reach: int | None
-    reach_unscaled: int | None
-    reach_searched: int
     float32_cos_error: float
     scaling: str | None = None  # this and what follows: not in documents of the first version
     scaling_is_trained: bool | None = None
@@ -68,8 +61,6 @@ class Audit:
     num_layers: int = 0
     query_scale: tuple[float, int] | None = None
     digest: str = ""
-    reach_assumed: bool = False
-    reach_reason: str | None = None
 
 
 def audit(
@@ -83,11 +74,11 @@ def audit(
     """Return the numbers of one rope for text, at whose tokens all axes have the same position.
 
     `trained_length` defaults to the config's, `target` to four times of it, or 32,768, and `layers` to layers that
-    attend to all tokens and distinguish them only by rotation. Raises `RopeError` if a length is not positive.
+    attend to all tokens. Raises `RopeError` if a length is not positive.
 
     >>> result = audit(RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192))
-    >>> result.pairs, result.pairs_never_turning, result.reach
-    (64, 29, 18438)
+    >>> result.pairs, result.pairs_never_turning
+    (64, 29)
     """
     check_kind("audit", RopeConfig, "Build one: RopeConfig.from_hf(config).", config=config)
     check_whole("audit", trained_length=trained_length, target=target)
@@ -95,12 +86,8 @@ def audit(
     wanted = target if target is not None else min(4 * (trained or 8192), MOST_TOKENS)
     scaled, unscaled = (np.abs(rope.columns_at(wanted)) for rope in (config, config.unscaled()))
     known = np.abs(config.as_trained().columns_at(trained or wanted))
-    limit = min(max(wanted, REACH_SEARCHED), 16 * REACH_SEARCHED)
-    distance, layers = reach(scaled, limit), layers or Layers()
+    layers = layers or Layers()
     shown = min(filter(None, (trained, layers.window)), default=None)
-    reason = why_no_bound(config, scaled, layers)
-    if reason is None and distance is not None and trained is not None and distance <= trained:
-        reason = f"the model was trained to {trained:,} tokens, beyond it"
     return Audit(
         layer_type=layer_type,
         rope_parameters={} if config.inv_freq is not None else config.to_hf(),
@@ -127,26 +114,8 @@ def audit(
         wavelengths=wavelengths(scaled),
         wavelengths_unscaled=wavelengths(unscaled),
         pairs_never_turning=None if shown is None else int(np.sum((known > 0) & (known * shown < 2 * math.pi))),
-        reach=distance,
-        reach_unscaled=reach(unscaled, limit),
-        reach_assumed=reason is None,
-        reach_reason=reason,
-        reach_searched=limit,
         float32_cos_error=float32_cos_error(scaled, wanted),
     )
-
-
-def why_no_bound(config: RopeConfig, inv_freq: Array, layers: Layers) -> str | None:
-    """Return the reason why the sum of cosines is not a bound for these layers; None if its assumptions hold."""
-    if 2 * config.pairs < config.head_dim:
-        return f"only {2 * config.pairs} of {config.head_dim} features of a head rotate"
-    if not inv_freq.all():
-        return "some pairs do not rotate"
-    if layers.other_signal is not None:
-        return layers.other_signal
-    if layers.window is not None:
-        return f"the layers attend to at most {layers.window:,} tokens"
-    return None
 
 
 def wavelengths(inv_freq: Array) -> tuple[float | None, ...]:
@@ -194,7 +163,6 @@ def answer(audits: Sequence[Audit], served: str | None = None) -> dict[str, str]
         "window": each(_window),
         "trained_length": each(_trained),
         "served_length": served or "",
-        "reach": each(_reach) if any(one.reach_assumed for one in audits) else "",
         "digest": each(lambda one: one.digest),
     }
     return {name: value for name, value in rows.items() if value}
@@ -318,12 +286,3 @@ def _status(found: Audit) -> str:
         )
     unknown = f"it is unknown whether the model was trained with the {rule} scaling"
     return f"{length:,}; {unknown}: `ropewalk doctor` measures it"
-
-
-def _reach(found: Audit) -> str:
-    """Return the base bound, described as a heuristic."""
-    if not found.reach_assumed:
-        return "no bound"
-    length = f"{found.reach:,} tokens" if found.reach is not None else f"more than {found.reach_searched:,} tokens"
-    at = f", at the frequencies of {found.target:,} tokens" if found.scaling in ("dynamic", "longrope") else ""
-    return f"{length} by a heuristic (Men et al. 2024): there the sum of cos(m theta) first becomes negative{at}"
