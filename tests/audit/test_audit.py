@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.audit.audit import Audit, answer, audit, float32_cos_error, wavelengths
-from ropewalk.audit.sources import audits_of, findings_of
+from ropewalk.audit.audit import Audit, answer, audit, audits_of
+from ropewalk.audit.traps import findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
@@ -36,7 +36,7 @@ def test_pairs_that_never_turn_are_the_known_ones(config: RopeConfig, pairs: int
     found = audit(config)
     waves = 2 * np.pi / ladder(config.theta, 128)
     assert found.pairs_never_turning == pairs == int((waves > config.max_position_embeddings).sum())
-    assert found.wavelengths == pytest.approx(waves.tolist(), rel=1e-12)
+    assert found.inv_freq == pytest.approx((2 * np.pi / waves).tolist(), rel=1e-12)
 
 
 def test_pairs_within_the_length_of_a_trained_scaling() -> None:
@@ -85,21 +85,12 @@ def test_what_the_model_was_trained_to_in_words(config: RopeConfig, expected: st
     assert expected in answer([audit(config)])["trained_length"]
 
 
-@pytest.mark.parametrize(
-    ("length", "expected"), [(4096, 2.8e-4), (131_072, 9.2e-3), (1_000_000, 7.4e-2), (10_000_000, 0.64)]
-)
-def test_float32_angles_cost_what_was_measured(length: int, expected: float) -> None:
-    """theta 5e5, d 128: at least half of transformers' maxima, whose float32 powers add to the product's own error."""
-    assert expected / 2 <= float32_cos_error(ladder(5e5, 128), length) <= expected
-
-
-def test_pairs_that_do_not_turn_have_no_wavelength() -> None:
-    """p-RoPE's zero columns are null; of the pairs that rotate, all complete a turn."""
+def test_pairs_that_do_not_turn_are_not_counted() -> None:
+    """p-RoPE's columns of zero; of the pairs that rotate, all complete a turn."""
     config = RopeConfig(8, interleaved=False, scaling=Proportional(0.5), max_position_embeddings=100)
     found = audit(config)
-    assert found.wavelengths[2:] == (None, None)
+    assert found.inv_freq[2:] == (0.0, 0.0)
     assert found.pairs_never_turning == 0
-    assert wavelengths(np.array([np.pi, 0.0])) == (2.0, None)
 
 
 def test_length_dependent_frequencies_are_those_of_the_target() -> None:
@@ -107,7 +98,6 @@ def test_length_dependent_frequencies_are_those_of_the_target() -> None:
     config = RopeConfig(64, interleaved=False, scaling=DynamicNTK(), max_position_embeddings=512)
     found = audit(config, target=2048)
     assert found.inv_freq == pytest.approx(ladder(1e4 * 4 ** (64 / 62), 64).tolist(), rel=1e-12)
-    assert found.inv_freq_unscaled == pytest.approx(ladder(1e4, 64).tolist(), rel=1e-12)
 
 
 def test_lengths_can_be_given() -> None:
@@ -125,7 +115,7 @@ def test_frequencies_that_turn_back() -> None:
     found = audit(RopeConfig.from_hf({"model_type": "nanochat", **sizes}))
     forwards = audit(RopeConfig(128, interleaved=False, max_position_embeddings=2048))
     assert (found.theta, found.rope_parameters) == (None, {})
-    assert found.wavelengths == pytest.approx(forwards.wavelengths)
+    assert found.inv_freq == pytest.approx(forwards.inv_freq)
     assert found.pairs_never_turning == forwards.pairs_never_turning
     assert answer([found])["theta"] == "its own frequencies"
 
