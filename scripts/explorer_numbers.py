@@ -24,10 +24,8 @@ from ropewalk.atomic_io import finite, write_whole
 from ropewalk.figures.explorer import preset_entries
 from ropewalk.figures.material import (
     TITLES,
-    as_complex,
     attention_inputs,
     opened,
-    queries_and_keys,
     rotary_model,
     shown_name,
     windows,
@@ -113,21 +111,23 @@ HEAD_TEXTS, HEAD_TOKENS = 16, 256
 def head_entries() -> dict[str, Any]:
     """Return `re`, `im` and `rest` of each head: its mean score at distance D is rest + sum(re cos(D f) - im sin(D f)).
 
-    The scores are those of `ropewalk.figures.scores.head_scores`.
+    The mean is over every query and key, each query moved `distance` tokens after each key: with q and k as complex
+    numbers, Re(mean(q) conj(mean(k)) exp(i D f)) / sqrt(head_dim).
     """
     model = rotary_model("tiny")
     rope = next(rope for rope in model.config.ropes if rope is not None)
+    assert not rope.interleaved
+    assert 2 * rope.pairs == rope.head_dim
     heads = []
     for layer, (attention, x) in enumerate(attention_inputs(model, windows(model, HEAD_TEXTS, HEAD_TOKENS))):
         assert attention.rope == rope
-        q, k = (each.double().mean((0, 2)) for each in queries_and_keys(attention, x))
-        for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
-            pairs_q, rest_q = as_complex(one_q, rope)
-            pairs_k, rest_k = as_complex(one_k, rope)
-            product = pairs_q * pairs_k.conj() / rope.head_dim**0.5
-            rest = rest_q @ rest_k / rope.head_dim**0.5
-            heads.append({"layer": layer, "head": head, "re": _rounded(product.real), "im": _rounded(product.imag),
-                          "rest": _rounded(rest[None])[0]})  # fmt: skip
+        with torch.inference_mode():
+            means = [project(x).double().mean((0, 1)) for project in (attention.q_proj, attention.k_proj)]
+        q, k = (torch.complex(*mean.view(-1, 2, rope.pairs).unbind(1)) for mean in means)
+        products = q * k.conj().repeat_interleave(len(q) // len(k), 0) / rope.head_dim**0.5
+        for head, product in enumerate(products):
+            re, im = _rounded(product.real), _rounded(product.imag)
+            heads.append({"layer": layer, "head": head, "re": re, "im": im, "rest": 0.0})
     return {
         "model": "tiny",
         "text": f"{HEAD_TEXTS} windows of {HEAD_TOKENS} tokens of Moby-Dick",

@@ -365,7 +365,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "tables": lambda: tables(**of.tables_numbers(PAPER)),
     "layer": lambda: layer(**of.layer_numbers()),
     "shift": lambda: shift(**of.shift_numbers(PAPER)),
-    "decay": partial(rw.figures.decay, PAPER, model="tiny"),
+    "decay": partial(rw.figures.decay, PAPER),
     "maps": rw.figures.maps,
     "unseen": partial(rw.figures.unseen, "phi_3_5_mini"),
     "comparison": lambda: comparison(**of.comparison_numbers()),

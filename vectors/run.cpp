@@ -1,7 +1,6 @@
 // Run the conformance vectors: g++ -std=c++17 -O2 run.cpp -o run && ./run NAME.safetensors ...
 // Put your engine in place of the first two functions. Exits with 1 if a case fails. Angles are double; cos, sin and
 // products are rounded to float. The cases are lines of `key=value` words in the file's metadata: no JSON parser needed.
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -56,20 +55,8 @@ List positions(const std::string& kind, Words& p, std::map<std::string, List>& i
       seen = (i % tokens ? seen : 0) + mask[i];
       ids.push_back(seen ? seen - 1 : 0);
     }
-  } else if (kind == "mrope_decode") {
-    const List& prompt = in["prompt_position_ids"];
-    ids.assign(3, 1 + *std::max_element(prompt.begin(), prompt.end()));
-  } else if (kind == "mrope") {
-    const double merge = std::stod(p["spatial_merge_size"]);
-    for (double start = 0; ids.size() < 3 * in["token_types"].size();) {
-      const int picture = in["token_types"][ids.size() / 3];
-      const List grid = picture ? numbers(p[picture == 1 ? "image_grid" : "video_grid"]) : List{1, merge, merge};
-      const double frames = p["split_frames"] == "1" ? 1 : grid[0], step = picture == 2 ? std::stod(p["frame_interval"]) : 1;
-      for (int t = 0; t < frames; t++)
-        for (int h = 0; h < grid[1] / merge; h++)
-          for (int w = 0; w < grid[2] / merge; w++) ids.insert(ids.end(), {start + t * step, start + h, start + w});
-      start += std::max(grid[1], grid[2]) / merge;
-    }
+  } else if (kind == "axes") {
+    ids = in["position_ids"];
   } else {
     for (int i = 0; i < tokens; i++) ids.push_back(i + (p.count("cache_length") ? std::stod(p["cache_length"]) : 0));
   }
@@ -151,7 +138,7 @@ int main(int count, char** paths) {
             List own{kind == "context_parallel" ? double(head / heads) : ids[head / heads]};
             if (in.count("axis_of_pair")) {
               own.clear();
-              for (double axis : in["axis_of_pair"]) own.push_back(ids[3 * (head / heads) + size_t(axis)]);
+              for (double axis : in["axis_of_pair"]) own.push_back(ids[ids.size() / tokens * (head / heads) + size_t(axis)]);
             }
             rotate(&x[head * width], own, inv_freq, one["pairing"] == "interleaved", std::stof(one["attention_factor"]));
           }

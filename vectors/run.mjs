@@ -22,7 +22,7 @@ function rotate(x, ids, invFreq, { pairing }, factor) {
   });
 }
 
-/** The position of each token (or three of them), from what a server knows about the batch. */
+/** The position of each token (or one for each axis), from what a server knows about the batch. */
 function positions(kind, p, given) {
   const count = [...Array(given.k.shape.at(-3)).keys()];
   if (kind === "chunks") return p.chunks.flatMap((n, chunk) => count.slice(0, n).map((i) => i + chunk * p.chunks[0]));
@@ -35,21 +35,8 @@ function positions(kind, p, given) {
     const { data, shape: [, tokens] } = given.attention_mask;
     return Array.from(data, (_, i) => Math.max(0, data.slice(i - (i % tokens), i + 1).reduce((a, b) => a + b) - 1));
   }
-  if (kind === "mrope_decode") return Array(3).fill(Math.max(...given.prompt_position_ids.data) + 1);
-  if (kind !== "mrope") return count.map((i) => i + (p.cache_length ?? 0));
-  const rows = [];
-  for (let start = 0; rows.length < count.length; ) {
-    const picture = given.token_types.data[rows.length];
-    let [frames, height, width] = picture ? (picture === 1 ? p.image_grid : p.video_grid) : [1, p.spatial_merge_size, p.spatial_merge_size];
-    height /= p.spatial_merge_size;
-    width /= p.spatial_merge_size;
-    if (p.split_frames) frames = 1;
-    for (let t = 0; t < frames; t++)
-      for (let h = 0; h < height; h++)
-        for (let w = 0; w < width; w++) rows.push([start + t * (picture === 2 ? p.frame_interval : 1), start + h, start + w]);
-    start += Math.max(height, width);
-  }
-  return rows.flat();
+  if (kind === "axes") return [...given.position_ids.data];
+  return count.map((i) => i + (p.cache_length ?? 0));
 }
 
 /** The tensors of a safetensors file: 8 bytes with the length of a JSON header, the header, the data. */
@@ -73,10 +60,10 @@ function run(one, rope, tensors) {
   }
   const ids = positions(one.kind, one.parameters, given), outputs = { position_ids: ids };
   for (const key of ["q", "k"].filter((name) => name in given)) {
-    const { data, shape } = given[key], [heads, width] = shape.slice(-2), y = Float32Array.from(data);
+    const { data, shape } = given[key], [count, heads, width] = shape.slice(-3), y = Float32Array.from(data);
     for (let head = 0; head < y.length / width; head++) {
       const token = Math.floor(head / heads), place = one.kind === "context_parallel" ? ids.indexOf(token) : token;
-      const own = given.axis_of_pair ? [...given.axis_of_pair.data].map((axis) => ids[3 * token + axis]) : [ids[place]];
+      const own = given.axis_of_pair ? [...given.axis_of_pair.data].map((axis) => ids[(ids.length / count) * token + axis]) : [ids[place]];
       rotate(y.subarray(head * width, (head + 1) * width), own, invFreq, rope, one.attention_factor);
     }
     outputs[key] = y;

@@ -31,7 +31,7 @@ def rotate(x, ids, inv_freq, rope, factor):
 def positions(kind, settings, given):
     """Derive the position of each token from what a server knows about the batch."""
     count = np.arange(len(given["k"]))
-    if "cache_length" in settings and kind != "mrope_decode":
+    if "cache_length" in settings:
         return settings["cache_length"] + count
     if kind == "chunks":
         starts = np.cumsum([0, *settings["chunks"]])
@@ -44,23 +44,7 @@ def positions(kind, settings, given):
     if kind == "context_parallel":
         parts = count.reshape(2 * settings["ranks"], -1)
         return np.stack([np.concatenate([parts[rank], parts[-1 - rank]]) for rank in range(settings["ranks"])])
-    if kind == "mrope_decode":
-        return np.full((1, 3), given["prompt_position_ids"].max() + 1)
-    if kind != "mrope":
-        return count
-    rows, start = [], 0
-    while len(rows) < len(count):
-        picture = given["token_types"][len(rows)]
-        if picture == 0:
-            rows.append((start, start, start))
-            start += 1
-            continue
-        frames, height, width = settings["image_grid" if picture == 1 else "video_grid"]
-        frames, step = (1 if settings["split_frames"] else frames), settings["frame_interval"] if picture == 2 else 1
-        height, width = height // settings["spatial_merge_size"], width // settings["spatial_merge_size"]
-        rows += [(start + step * t, start + h, start + w) for t, h, w in np.ndindex(frames, height, width)]
-        start += max(height, width)
-    return np.array(rows)
+    return given["position_ids"] if kind == "axes" else count
 
 
 def run(case, rope, tensors):

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropewalk.audit.audit import Audit, answer, audit, float32_cos_error, reach, wavelengths
-from ropewalk.audit.sources import audits_of, findings_of
+from ropewalk.audit.audit import Audit, answer, audit, audits_of
+from ropewalk.audit.traps import findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
@@ -36,39 +36,16 @@ def test_pairs_that_never_turn_are_the_known_ones(config: RopeConfig, pairs: int
     found = audit(config)
     waves = 2 * np.pi / ladder(config.theta, 128)
     assert found.pairs_never_turning == pairs == int((waves > config.max_position_embeddings).sum())
-    assert found.wavelengths == pytest.approx(waves.tolist(), rel=1e-12)
+    assert found.inv_freq == pytest.approx((2 * np.pi / waves).tolist(), rel=1e-12)
 
 
-def test_reach_of_scaled_ropes() -> None:
-    """Llama 2 under YaRN x16: 11.7k; Llama 3.1: 85k; each beside its unscaled reach."""
-    yarn = audit(dataclasses.replace(LLAMA2, scaling=YaRN(16.0, 4096)))
-    assert (yarn.reach, yarn.reach_unscaled, yarn.trained_length) == (11671, 1707, 4096)
-    llama31 = audit(LLAMA31)
-    assert (llama31.reach, llama31.reach_unscaled, llama31.pairs_never_turning) == (85133, 18438, 29)
+def test_pairs_within_the_length_of_a_trained_scaling() -> None:
+    """Llama 3.1: as its unscaled rope to 8,192 tokens, if it is not known whether it was trained with its scaling."""
+    assert audit(LLAMA31).pairs_never_turning == 29
     trained = audit(dataclasses.replace(LLAMA31, trained=Trained(True)))
     waves = 2 * np.pi / np.array(trained.inv_freq)
     assert (trained.trained_length, trained.pairs_never_turning) == (131_072, int((waves > 131_072).sum()))
     assert trained.pairs_never_turning == 25
-
-
-@pytest.mark.parametrize(
-    ("config", "layers", "reason"),
-    [
-        (LLAMA3, Layers(), None),  # 18,438 beyond 8,192
-        (LLAMA2, Layers(), "trained to 4,096 tokens, beyond it"),  # 1,707 within 4,096
-        (dataclasses.replace(LLAMA31, trained=Trained(True)), Layers(), "trained to 131,072 tokens, beyond it"),
-        (dataclasses.replace(LLAMA3, rotary_dim=32), Layers(), "only 32 of 128 features"),  # Pythia's quarter
-        (dataclasses.replace(LLAMA3, scaling=Proportional(0.25)), Layers(), "some pairs do not rotate"),
-        (LLAMA3, Layers(window=512), "at most 512 tokens"),
-        (LLAMA3, Layers(other_signal="only a slice of each head rotates"), "only a slice"),
-    ],
-)
-def test_the_reach_is_shown_where_its_assumptions_hold(config: RopeConfig, layers: Layers, reason: str | None) -> None:
-    """Every feature turns, the rotation alone carries the distance, it is met, and training has not refuted it."""
-    found = audit(config, layers=layers)
-    assert found.reach_assumed == (reason is None)
-    assert (reason or "") in (found.reach_reason or "")
-    assert ("18,438 tokens by a heuristic" in answer([found]).get("reach", "")) == (reason is None)
 
 
 def test_a_window_bounds_what_a_pair_shows() -> None:
@@ -108,27 +85,12 @@ def test_what_the_model_was_trained_to_in_words(config: RopeConfig, expected: st
     assert expected in answer([audit(config)])["trained_length"]
 
 
-def test_reach_across_the_grid() -> None:
-    """One slow pair turns negative at a quarter turn: beyond the first 1,048,576 distances too."""
-    slow = np.array([np.pi / 2 / 1_500_000.5])
-    assert (reach(slow, 2_000_000), reach(slow, 1_500_000)) == (1_500_001, None)
-
-
-@pytest.mark.parametrize(
-    ("length", "expected"), [(4096, 2.8e-4), (131_072, 9.2e-3), (1_000_000, 7.4e-2), (10_000_000, 0.64)]
-)
-def test_float32_angles_cost_what_was_measured(length: int, expected: float) -> None:
-    """theta 5e5, d 128: at least half of transformers' maxima, whose float32 powers add to the product's own error."""
-    assert expected / 2 <= float32_cos_error(ladder(5e5, 128), length) <= expected
-
-
-def test_pairs_that_do_not_turn_have_no_wavelength() -> None:
-    """p-RoPE's zero columns are null; of the pairs that rotate, all complete a turn."""
+def test_pairs_that_do_not_turn_are_not_counted() -> None:
+    """p-RoPE's columns of zero; of the pairs that rotate, all complete a turn."""
     config = RopeConfig(8, interleaved=False, scaling=Proportional(0.5), max_position_embeddings=100)
     found = audit(config)
-    assert found.wavelengths[2:] == (None, None)
+    assert found.inv_freq[2:] == (0.0, 0.0)
     assert found.pairs_never_turning == 0
-    assert wavelengths(np.array([np.pi, 0.0])) == (2.0, None)
 
 
 def test_length_dependent_frequencies_are_those_of_the_target() -> None:
@@ -136,7 +98,6 @@ def test_length_dependent_frequencies_are_those_of_the_target() -> None:
     config = RopeConfig(64, interleaved=False, scaling=DynamicNTK(), max_position_embeddings=512)
     found = audit(config, target=2048)
     assert found.inv_freq == pytest.approx(ladder(1e4 * 4 ** (64 / 62), 64).tolist(), rel=1e-12)
-    assert found.inv_freq_unscaled == pytest.approx(ladder(1e4, 64).tolist(), rel=1e-12)
 
 
 def test_lengths_can_be_given() -> None:
@@ -154,7 +115,7 @@ def test_frequencies_that_turn_back() -> None:
     found = audit(RopeConfig.from_hf({"model_type": "nanochat", **sizes}))
     forwards = audit(RopeConfig(128, interleaved=False, max_position_embeddings=2048))
     assert (found.theta, found.rope_parameters) == (None, {})
-    assert found.wavelengths == pytest.approx(forwards.wavelengths)
+    assert found.inv_freq == pytest.approx(forwards.inv_freq)
     assert found.pairs_never_turning == forwards.pairs_never_turning
     assert answer([found])["theta"] == "its own frequencies"
 
@@ -168,7 +129,7 @@ WARNINGS: dict[str, dict[str, str]] = {
         "32,768 tokens: the numbers that it computes there are wrong, and the cure changes nothing in the checkpoint"
     }
 }
-# What is said of the layers besides: windows in tokens by layer type, and what carries a distance beside the rotation.
+# Windows in tokens by layer type.
 WINDOWS = {
     "gemma_3_1b": {"full_attention": None, "sliding_attention": 512},
     "gemma_3_27b": {"full_attention": None, "sliding_attention": 1024},
@@ -213,28 +174,10 @@ def test_published_configurations(name: str) -> None:
     assert ("query_scale" in rows) == (name in ("llama_4_scout", "ministral_3_3b"))
 
 
-@pytest.mark.parametrize(
-    ("name", "beside"),
-    [
-        ("deepseek_v3", "only a slice of each head rotates"),
-        ("smollm3_3b", "some layers do not rotate"),
-        ("llama_4_scout", "some layers do not rotate"),
-        ("llama_2_7b", None),
-    ],
-)
-def test_what_carries_a_distance_beside_the_rotation(name: str, beside: str | None) -> None:
-    """Multi-head latent attention, and layers without rotation."""
-    ropes = source(name).ropes
-    assert {ropes.layers_of(label).other_signal for label in ropes.rotating} == {beside}
-
-
-def test_layers_of_a_model_that_is_there() -> None:
-    """Windows and layers without a rope, read from the model itself."""
+def test_the_window_of_a_model_that_is_there() -> None:
+    """Read from the model itself: the longest of the layers that rotate; none in one without a config of windows."""
     model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, 4))
-    found = model.config.positions.layers_of(None)
-    assert (found.window, found.other_signal) == (8, "some layers do not rotate")
-    everything = tiny_decoder().config.positions.layers_of(None)
-    assert (everything.window, everything.other_signal) == (None, None)
+    assert [each.config.positions.layers_of(None).window for each in (model, tiny_decoder())] == [8, None]
 
 
 RATIOS = [0, 0, 4, 128, 4, 0]

@@ -76,7 +76,7 @@ class Engine:
             rotated = self.rotate(case, inputs["k"][shares], ids.reshape(-1))
             return {"position_ids": ids, "k": rotated[shares.argsort()]}
         axes = given.get("axis_of_pair")
-        places = ids if axes is None else ids[..., axes.long()]
+        places = ids if axes is None else ids[..., axes.long() * (self.bug != "one axis")]
         return {"position_ids": ids, **{key: self.rotate(case, x, places, axes) for key, x in inputs.items()}}
 
     def positions(self, case: dict[str, Any], given: dict[str, Tensor]) -> Tensor:
@@ -101,31 +101,10 @@ class Engine:
             quarter = tokens // 4
             parts = [(0, 1), (2, 3)] if self.bug == "contiguous ranks" else [(0, 3), (1, 2)]
             return torch.stack([torch.cat([count[p * quarter : (p + 1) * quarter] for p in two]) for two in parts])
-        if kind == "mrope":
-            return self.image_positions(settings, given["token_types"].tolist())
-        if kind == "mrope_decode":
-            after = settings["cache_length"] if self.bug == "counts tokens" else given["prompt_position_ids"].max() + 1
-            return torch.full((1, 3), int(after), dtype=torch.int32)
+        if kind == "axes":
+            ids = given["position_ids"]
+            return ids[:, [1, 0, 2]] if self.bug == "axes in the wrong order" else ids
         return count
-
-    def image_positions(self, settings: dict[str, Any], types: list[int]) -> Tensor:
-        """(time, height, width): text counts on; a picture starts after everything before it."""
-        merge, rows, start = settings["spatial_merge_size"], [], 0
-        while len(rows) < len(types):
-            kind = types[len(rows)]
-            frames, height, width = (1, merge, merge)
-            if kind and self.bug != "text positions":
-                frames, height, width = settings["image_grid" if kind == 1 else "video_grid"]
-            frames, step = (1 if settings["split_frames"] else frames), settings["frame_interval"] if kind == 2 else 1
-            rows += [
-                (start + t * step, start + h, start + w)
-                for t in range(frames)
-                for h in range(height // merge)
-                for w in range(width // merge)
-            ]
-            start += max(height, width) // merge
-        found = torch.tensor(rows, dtype=torch.int32)
-        return found[:, [1, 0, 2]] if self.bug == "axes in the wrong order" else found
 
     def frequencies(self, case: dict[str, Any]) -> Tensor:
         """The frequencies that the engine uses."""

@@ -246,7 +246,6 @@ def test_ropes(arch: str, keys: dict[str, Any], expected: dict[str | None, RopeC
     """Thetas, scalings, widths and axes as `load_arch_hparams` and the graph of each class in b11549 take them."""
     ropes = read(tmp_path, arch, keys)
     assert dict(ropes.rotating) == expected
-    assert ropes.latent == (arch in ("deepseek2", "glm-dsa"))
 
 
 def test_the_fourth_axis(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ropewalk.audit.sources import findings_of
+from ropewalk.audit.traps import findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf import gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile

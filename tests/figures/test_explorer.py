@@ -19,9 +19,9 @@ from ropewalk.figures.explorer import (
     numbers,
 )
 from ropewalk.figures.inline import embedded
-from ropewalk.figures.material import rotary_model, windows
-from ropewalk.figures.scores import head_scores
+from ropewalk.figures.material import attention_inputs, rotary_model, windows
 from ropewalk.methods import METHODS
+from tests import oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 made = pytest.importorskip("explorer_numbers", reason="the source distribution has no scripts/")
@@ -77,16 +77,21 @@ def test_encodings_are_what_their_formulas_say():
     assert entries["none"]["heads"][0][10][3] == 0
 
 
-def test_heads_of_the_built_in_model_are_the_gallerys():
-    """The curve of a head from its numbers, against `ropewalk.figures.scores`."""
+def test_heads_of_the_built_in_model_are_scores_of_its_text():
+    """The curve of each head, against its mean query, rotated by each distance, with its mean key."""
     found = numbers("heads")
     model = rotary_model("tiny")
     distances = np.arange(0.0, 64.0)
-    expected = head_scores(model, windows(model, 16, 256), distances)
-    turned = np.outer(np.array(found["invFreq"]), distances)
+    angles = np.outer(distances, found["invFreq"])
+    inputs = attention_inputs(model, windows(model, 16, 256))
     for head in found["heads"]:
-        curve = np.array(head["re"]) @ np.cos(turned) - np.array(head["im"]) @ np.sin(turned) + head["rest"]
-        assert curve == pytest.approx(expected[f"layer {head['layer']}, head {head['head']}"], abs=1e-3)
+        attention, x = inputs[head["layer"]]
+        at = slice(64 * head["head"], 64 * (head["head"] + 1))
+        q, k = (each.weight[at].double() @ x.double().mean((0, 1)) for each in (attention.q_proj, attention.k_proj))
+        turned = oracle.rotate(np.tile(q.numpy(force=True), (64, 1)), angles, interleaved=False)
+        expected = turned @ k.numpy(force=True) / 8
+        curve = np.array(head["re"]) @ np.cos(angles.T) - np.array(head["im"]) @ np.sin(angles.T) + head["rest"]
+        assert curve == pytest.approx(expected, abs=1e-3)
 
 
 def digest(web: Path) -> str:

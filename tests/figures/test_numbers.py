@@ -10,7 +10,6 @@ import torch
 
 import ropewalk as rw
 from ropewalk.figures import (
-    decay_numbers,
     maps_numbers,
     unseen_numbers,
 )
@@ -18,7 +17,6 @@ from ropewalk.figures.material import (
     CONFIGS,
     TITLES,
     attention_inputs,
-    queries_and_keys,
     rotary_model,
     windows,
 )
@@ -62,23 +60,6 @@ def test_random_queries_and_keys_do_not_decay() -> None:
     np.testing.assert_allclose(scores.std(0), 1 / 8, rtol=0.1)
 
 
-def test_heads_scores_are_those_of_rotated_queries_and_keys() -> None:
-    """The closed form against the mean over every query and key, each rotated by hand to that distance."""
-    model = rotary_model("tiny")
-    found = decay_numbers(rope(), 16, model="tiny", texts=1, tokens=16)
-    seen = attention_inputs(model, windows(model, 1, 16))[2]
-    q, k = (x[0, 1].double().numpy() for x in queries_and_keys(*seen))  # layer 2, head 1: [tokens, head_dim]
-    assert not seen[0].rope.interleaved
-    q, k = (x[:, :32] + 1j * x[:, 32:] for x in (q, k))
-    f = ladder(1e4, 64)
-    by_hand = [np.mean([(a * np.exp(1j * d * f) * b.conj()).real.sum() for a in q for b in k]) / 8 for d in range(16)]
-    np.testing.assert_allclose(found["heads"]["layer 2, head 1"], by_hand - np.mean(by_hand), atol=1e-8)
-    quarters = {name: curve.reshape(4, 4).mean(1) for name, curve in found["heads"].items()}
-    assert found["rising_count"] == sum(parts[3] > parts[2] for parts in quarters.values())
-    assert found["rising"] == max(quarters, key=lambda name: quarters[name][3] - quarters[name][2])
-    assert found["falling"] == max(quarters, key=lambda name: quarters[name][0] - quarters[name][3])
-
-
 def test_maps_are_the_models_attention() -> None:
     """Rows add up to 1, a shift of all positions leaves them, and taking the rotation away does not."""
     found = maps_numbers(tokens=24, moved=1_000, heads=[(1, 1), (4, 0)])
@@ -90,8 +71,9 @@ def test_maps_are_the_models_attention() -> None:
         np.testing.assert_allclose(trained, elsewhere, atol=1e-5)
         assert np.abs(trained - without).max() > 0.1
     model = rotary_model("tiny")
-    seen = attention_inputs(model, windows(model, 1, 24))[1]
-    q, k = (x[0, 1].double().numpy() for x in queries_and_keys(*seen))
+    attention, x = attention_inputs(model, windows(model, 1, 24))[1]
+    with torch.inference_mode():
+        q, k = (each(x)[0, :, 64:128].double().numpy() for each in (attention.q_proj, attention.k_proj))
     q, k = (x[:, :32] + 1j * x[:, 32:] for x in (q, k))
     place = np.arange(24)
     q, k = (x * np.exp(1j * np.outer(place, ladder(1e4, 64))) for x in (q, k))
@@ -140,15 +122,6 @@ def test_unseen_under_each_scaling() -> None:
     assert list(own["cells"])[-1] == "LongRoPE"
     assert own["positions"][-1] == 131_071
     assert (found["mark"], own["mark"]) == ("trained length", "original length")  # Phi-3.5 then trained to 131,072
-
-
-def test_queries_and_keys_repeat_for_groups() -> None:
-    """Grouped key heads stand once for each of their queries."""
-    attention = rw.Attention(32, 4, num_key_value_heads=2, rope=rw.RopeConfig(8, interleaved=False))
-    q, k = queries_and_keys(attention, torch.randn(1, 3, 32))
-    assert q.shape == k.shape == (1, 4, 3, 8)
-    assert torch.equal(k[:, 0], k[:, 1])
-    assert not torch.equal(k[:, 1], k[:, 2])
 
 
 def test_windows_are_spread_over_the_book() -> None:

@@ -274,6 +274,12 @@ def test_reach_is_the_first_fall_below_zero(theta: float, dim: int, first: int) 
     assert reach(frequencies, 19_999, first=first) == (first + int(below[0]) if len(below) else None)
 
 
+def test_reach_across_the_grid() -> None:
+    """One slow pair turns negative at a quarter turn: beyond the first 1,048,576 distances too."""
+    slow = np.array([np.pi / 2 / 1_500_000.5])
+    assert (reach(slow, 2_000_000), reach(slow, 1_500_000)) == (1_500_001, None)
+
+
 @pytest.mark.parametrize(("dim", "tokens"), [(64, 512), (64, 1024), (32, 700)])
 def test_smallest_theta_is_the_first_of_the_grid(dim: int, tokens: int) -> None:
     """No smaller base of the grid suffices, by trying every one of them; the one that is found does."""

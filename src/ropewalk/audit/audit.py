@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ropewalk.atomic_io import finite
+from ropewalk.audit.findings import Finding, blocks
+from ropewalk.audit.traps import query_scale
+from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.errors import check_kind
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import REACH_SEARCHED, reach
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.values import MOST_TOKENS, check_whole
-
-Array = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The numbers of one rope: lengths and wavelengths in tokens, frequencies in radians per token.
+    """The numbers of one rope: lengths in tokens, frequencies in radians per token.
 
     - `rope_parameters`, `theta`: empty and None if the config's frequencies do not follow from a theta (nanochat).
     - `window`: the window of its layers in tokens; None for all tokens. `local`: that of some of them, and their
@@ -33,9 +33,6 @@ class Audit:
       `RopeConfig.fingerprint` of its layers, at the target if frequencies depend on the length.
     - `inv_freq`: at `target` if frequencies depend on the length. `pairs_never_turning`: rotating pairs with a
       wavelength, as the model was trained, above the trained length or the window, whichever is less.
-    - `reach`: the first distance m >= 1 with sum_i cos(m theta_i) < 0, None if there is none up to `reach_searched`: a
-      heuristic (Men et al. 2024, "Base of RoPE Bounds Context Length", arXiv:2405.14591). `reach_assumed`: whether its
-      assumptions hold; if not, `reach_reason` states why.
     """
 
     layer_type: str | None
@@ -47,29 +44,20 @@ class Audit:
     trained_length: int | None
     target: int
     inv_freq: tuple[float, ...]
-    inv_freq_unscaled: tuple[float, ...]
     attention_factor: float
-    wavelengths: tuple[float | None, ...]
-    wavelengths_unscaled: tuple[float | None, ...]
     pairs_never_turning: int | None
-    reach: int | None
-    reach_unscaled: int | None
-    reach_searched: int
-    float32_cos_error: float
-    scaling: str | None = None  # this and what follows: not in documents of the first version
-    scaling_is_trained: bool | None = None
-    scaled_length: int | None = None
-    original_length: int | None = None
-    trained_source: str = ""
-    window: int | None = None
-    local: tuple[int, tuple[int, ...]] | None = None
-    interleaved: bool | None = None
-    layers: tuple[int, ...] = ()
-    num_layers: int = 0
-    query_scale: tuple[float, int] | None = None
-    digest: str = ""
-    reach_assumed: bool = False
-    reach_reason: str | None = None
+    scaling: str | None
+    scaling_is_trained: bool | None
+    scaled_length: int | None
+    original_length: int | None
+    trained_source: str
+    window: int | None
+    local: tuple[int, tuple[int, ...]] | None
+    interleaved: bool
+    layers: tuple[int, ...]
+    num_layers: int
+    query_scale: tuple[float, int] | None
+    digest: str
 
 
 def audit(
@@ -79,28 +67,24 @@ def audit(
     target: int | None = None,
     layer_type: str | None = None,
     layers: Layers | None = None,
+    query_scale: tuple[float, int] | None = None,
 ) -> Audit:
     """Return the numbers of one rope for text, at whose tokens all axes have the same position.
 
     `trained_length` defaults to the config's, `target` to four times of it, or 32,768, and `layers` to layers that
-    attend to all tokens and distinguish them only by rotation. Raises `RopeError` if a length is not positive.
+    attend to all tokens. Raises `RopeError` if a length is not positive.
 
     >>> result = audit(RopeConfig(128, interleaved=False, theta=5e5, max_position_embeddings=8192))
-    >>> result.pairs, result.pairs_never_turning, result.reach
-    (64, 29, 18438)
+    >>> result.pairs, result.pairs_never_turning
+    (64, 29)
     """
     check_kind("audit", RopeConfig, "Build one: RopeConfig.from_hf(config).", config=config)
     check_whole("audit", trained_length=trained_length, target=target)
     trained = trained_length if trained_length is not None else config.trained_length
     wanted = target if target is not None else min(4 * (trained or 8192), MOST_TOKENS)
-    scaled, unscaled = (np.abs(rope.columns_at(wanted)) for rope in (config, config.unscaled()))
     known = np.abs(config.as_trained().columns_at(trained or wanted))
-    limit = min(max(wanted, REACH_SEARCHED), 16 * REACH_SEARCHED)
-    distance, layers = reach(scaled, limit), layers or Layers()
+    layers = layers or Layers()
     shown = min(filter(None, (trained, layers.window)), default=None)
-    reason = why_no_bound(config, scaled, layers)
-    if reason is None and distance is not None and trained is not None and distance <= trained:
-        reason = f"the model was trained to {trained:,} tokens, beyond it"
     return Audit(
         layer_type=layer_type,
         rope_parameters={} if config.inv_freq is not None else config.to_hf(),
@@ -119,53 +103,42 @@ def audit(
         interleaved=config.interleaved,
         layers=layers.numbers,
         num_layers=layers.count,
+        query_scale=query_scale,
         digest=config.fingerprint(layers.numbers, seq_len=wanted),
         target=wanted,
-        inv_freq=tuple(scaled.tolist()),
-        inv_freq_unscaled=tuple(unscaled.tolist()),
+        inv_freq=tuple(map(abs, config.columns_at(wanted))),
         attention_factor=config.attention_factor_at(wanted),
-        wavelengths=wavelengths(scaled),
-        wavelengths_unscaled=wavelengths(unscaled),
         pairs_never_turning=None if shown is None else int(np.sum((known > 0) & (known * shown < 2 * math.pi))),
-        reach=distance,
-        reach_unscaled=reach(unscaled, limit),
-        reach_assumed=reason is None,
-        reach_reason=reason,
-        reach_searched=limit,
-        float32_cos_error=float32_cos_error(scaled, wanted),
     )
 
 
-def why_no_bound(config: RopeConfig, inv_freq: Array, layers: Layers) -> str | None:
-    """Return the reason why the sum of cosines is not a bound for these layers; None if its assumptions hold."""
-    if 2 * config.pairs < config.head_dim:
-        return f"only {2 * config.pairs} of {config.head_dim} features of a head rotate"
-    if not inv_freq.all():
-        return "some pairs do not rotate"
-    if layers.other_signal is not None:
-        return layers.other_signal
-    if layers.window is not None:
-        return f"the layers attend to at most {layers.window:,} tokens"
-    return None
+def audits_of(model: Checkpoint, *, trained_length: int | None = None, target: int | None = None) -> list[Audit]:
+    """Return the audit of each rope, that of full attention first, because it has the longest reach.
 
-
-def wavelengths(inv_freq: Array) -> tuple[float | None, ...]:
-    """Return the tokens per full rotation of each pair; None for a pair that does not rotate."""
-    return tuple(2 * math.pi / float(f) if f != 0 else None for f in inv_freq)
-
-
-def float32_cos_error(inv_freq: Array, target: int) -> float:
-    """Return max |cos(float32 theta * float32 position) - cos(theta position)| over positions up to `target`.
-
-    The positions are the last 8,192, where the error is largest, and 8,192 evenly spaced ones. theta is rounded once,
-    so this is a lower bound: transformers computes theta with float32 powers, which can double the error.
+    Lengths are in tokens, as for `audit`. Those of the first audit apply to the whole model.
     """
-    last = np.arange(max(0, target - 8192), target)
-    spread = np.linspace(0, target - 1, num=min(target, 8192)).astype(np.int64)
-    positions = np.union1d(last, spread)
-    exact = np.cos(np.outer(positions.astype(np.float64), inv_freq))
-    usual = np.outer(positions.astype(np.float32), inv_freq.astype(np.float32))
-    return float(np.abs(np.cos(usual.astype(np.float64)) - exact).max())
+    audits: list[Audit] = []
+    scale = next(map(query_scale, blocks(model.config)), None) if model.config else None
+    for label, rope in sorted(model.ropes.rotating.items(), key=lambda item: item[0] != "full_attention"):
+        lengths: dict[str, Any] = {"trained_length": trained_length, "target": target}
+        audits.append(audit(rope, layer_type=label, layers=model.ropes.layers_of(label), query_scale=scale, **lengths))
+        trained_length, target = audits[0].trained_length, audits[0].target
+    return audits
+
+
+def inspection(name: str, audits: Sequence[Audit], findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the audit as a JSON document; `audit` is the first rope's, `audits` contains all if there are several."""
+    document = {
+        "generator": "ropewalk",
+        "model": name,
+        "trained_length": audits[0].trained_length,
+        "target": audits[0].target,
+        "audit": audits[0],
+        "lint": list(findings),
+        **({"audits": list(audits)} if len(audits) > 1 else {}),
+    }
+    cleaned: dict[str, Any] = finite(document)
+    return cleaned
 
 
 def answer(audits: Sequence[Audit], served: str | None = None) -> dict[str, str]:
@@ -194,7 +167,6 @@ def answer(audits: Sequence[Audit], served: str | None = None) -> dict[str, str]
         "window": each(_window),
         "trained_length": each(_trained),
         "served_length": served or "",
-        "reach": each(_reach) if any(one.reach_assumed for one in audits) else "",
         "digest": each(lambda one: one.digest),
     }
     return {name: value for name, value in rows.items() if value}
@@ -224,7 +196,7 @@ def _theta(found: Audit) -> str:
 
 def _rotating(found: Audit) -> int:
     """Return the number of pairs that rotate."""
-    return found.pairs - found.wavelengths.count(None)
+    return found.pairs - found.inv_freq.count(0.0)
 
 
 def _layers(audits: Sequence[Audit]) -> str:
@@ -318,12 +290,3 @@ def _status(found: Audit) -> str:
         )
     unknown = f"it is unknown whether the model was trained with the {rule} scaling"
     return f"{length:,}; {unknown}: `ropewalk doctor` measures it"
-
-
-def _reach(found: Audit) -> str:
-    """Return the base bound, described as a heuristic."""
-    if not found.reach_assumed:
-        return "no bound"
-    length = f"{found.reach:,} tokens" if found.reach is not None else f"more than {found.reach_searched:,} tokens"
-    at = f", at the frequencies of {found.target:,} tokens" if found.scaling in ("dynamic", "longrope") else ""
-    return f"{length} by a heuristic (Men et al. 2024): there the sum of cos(m theta) first becomes negative{at}"

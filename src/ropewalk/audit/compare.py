@@ -20,12 +20,12 @@ from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.errors import RopeError
 from ropewalk.methods import main_rope
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.frequencies import REACH_SEARCHED
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.pairing import convert_pairing
 
 ROUNDING = 1e-6  # relative: the numbers of a GGUF file are float32
+_LENGTH = 1_048_576  # tokens: where neither config states a length
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 _COPY = "If A is right, copy its settings into B."
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
@@ -167,7 +167,7 @@ def _at_width(rope: RopeConfig, of: RopeConfig) -> RopeConfig:
 def _frequencies(one: RopeConfig, other: RopeConfig) -> list[Difference]:
     """Return the differences of frequencies and attention factor, each at the first length at which it shows."""
     stated = {n for rope in (one, other) for n in (rope.original_length, rope.scaled_length, rope.switch_length) if n}
-    lengths = sorted(stated or {REACH_SEARCHED})[0 if one.needs_seq_len or other.needs_seq_len else -1 :]
+    lengths = sorted(stated or {_LENGTH})[0 if one.needs_seq_len or other.needs_seq_len else -1 :]
     alone = ModelRopes((one,), (None,), (None,))
     found = []
     drifts = [(n, tokens, pair) for n in lengths for tokens, pair in [_drift(one, other, n)] if tokens]

@@ -1,15 +1,17 @@
-"""Known traps of rope configs, one function for each group of keys, and the lint that applies them."""
+"""Known traps of rope configs, one function for each group of keys, and the lint of a config and of a checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
+from ropewalk.checkpoints.checkpoint import Checkpoint, family_of, has_weights
 from ropewalk.families import described, unread_keys
+from ropewalk.rope.config import indexer_rope
 from ropewalk.rope.model_ropes import ModelRopes, attends, is_windowed, window_of_layer_type
 from ropewalk.rope.scaling import yarn_mscale
 
@@ -66,7 +68,7 @@ def _factor_vs_lengths(block: Block, factor: float, longest: float, original: fl
 
 
 def spelling(block: Block) -> Iterator[Finding]:
-    """Find two different blocks, a rule in two spellings, and names with a meaning of their own."""
+    """Find two different blocks, and a rule in two spellings."""
     old, new = block.config.get("rope_scaling"), block.config.get("rope_parameters")
     if old and new and old != new:
         yield block.warning(
@@ -74,22 +76,12 @@ def spelling(block: Block) -> Iterator[Finding]:
             "The config contains both `rope_scaling` and `rope_parameters`, and they differ.",
             "Keep one: transformers 5 uses `rope_parameters`, older releases `rope_scaling`.",
         )
-    written, given, family = block.written, block.rope_type, block.model_type
+    written = block.written
     if "type" in written and "rope_type" in written and written["rope_type"] != written["type"]:
         yield block.warning(
             "old-spelling",
             f"`type` is {written['type']!r} but `rope_type` is {written['rope_type']!r}.",
             "Remove `type`: programs differ in which one they use.",
-        )
-    own, key = (block.family.meanings if block.family else {}).get(given, (None, None))
-    meaning = {"su": "longrope", "mrope": "default, with the axes of its sections"}.get(given, None if key else own)
-    if given == "dynamic" and "alpha" in written:
-        meaning = "NTK with a fixed theta * alpha^(d/(d-2))"
-    if meaning is not None:
-        yield block.note(
-            "renamed-type",
-            f"Rope type {given!r} of {family or 'this model'} means {meaning}.",
-            "Programs without support for this name reject the config, or ignore the block.",
         )
 
 
@@ -116,32 +108,22 @@ def theta(block: Block) -> Iterator[Finding]:
     others = {label: (own or {}).get("rope_theta") for label, own in family.blocks.items() if shared}
     without = sorted(label for label, own in others.items() if label not in family.theta_keys and own != stated)
     other = family.theta_keys.get(block.layer_type or "full_attention", "rope_theta") != "rope_theta"
-    if rope.theta == stated and without and not block.nested:
-        yield block.warning(
-            "theta-elsewhere",
-            f"`rope_theta` is {stated:,.10g}, and transformers' {block.model_type} does not use it for "
-            f"{', '.join(without)}.",
-            "Write `rope_parameters` with a block for each layer type.",
-        )
-    elif rope.theta != stated and (without or not other):
-        yield block.warning(
-            "theta-elsewhere",
-            f"`rope_theta` is {stated:,.10g} outside the rope block, and transformers' {block.model_type} uses "
-            f"{rope.theta:,.10g}.",
-            "Write the theta that the model was trained with into the rope block.",
-        )
+    if rope.theta != stated and (without or not other):
+        used = f"uses {rope.theta:,.10g}"
+    elif rope.theta == stated and without and not block.nested:
+        used = f"does not use it for {', '.join(without)}"
+    else:
+        return
+    yield block.warning(
+        "theta-elsewhere",
+        f"`rope_theta` is {stated:,.10g} outside the rope block, and transformers' {block.model_type} {used}.",
+        "Write the theta that the model was trained with into the rope block, or a block for each layer type.",
+    )
 
 
 def ignored(block: Block) -> Iterator[Finding]:
     """Find keys that transformers, or `from_hf`, ignores or fails on, and an unknown model_type."""
     family, partial = block.family, block.number("partial_rotary_factor")
-    if block.nested and "truncate" in block.written and block.rope_type == "yarn":
-        yield block.warning(
-            "truncate-nested",
-            f"`truncate: {str(block.written['truncate']).lower()}` is in the block of one layer type: transformers "
-            "uses only `truncate` in the outer dict, so it has no effect there.",
-            "Move it next to the blocks if the model was trained with it (some frequencies differ by up to 1.8x).",
-        )
     unread = unread_keys(block.config, family)
     if unread or (family is None and block.model_type):
         what = [f"Not used: {described(unread)}."] if unread else []
@@ -157,32 +139,16 @@ def ignored(block: Block) -> Iterator[Finding]:
             "whole head rotates.",
             "Compare logits with the original code before you trust either one.",
         )
-    if block.rope_type in ("dynamic", "yarn", "longrope") and block.config.get("head_dim", 0) is None:
-        yield block.warning(
-            "head-dim-null",
-            f"`head_dim` is null: transformers' {block.rope_type} then fails with a TypeError.",
-            "Remove the key or write hidden_size / num_attention_heads.",
-        )
 
 
 def dynamic(block: Block) -> Iterator[Finding]:
-    """Find what transformers' dynamic NTK ignores and leaves in caches."""
-    longest, original = block.number("max_position_embeddings"), block.number("original_max_position_embeddings")
-    if block.rope_type != "dynamic":
-        return
-    if "alpha" not in block.written:
+    """Find what transformers' dynamic NTK leaves in caches."""
+    if block.rope_type == "dynamic" and "alpha" not in block.written:
         yield block.warning(
             "dynamic-cache",
             "As text grows, transformers' dynamic NTK keeps cached keys with their old frequencies, and one long row "
             "of a batch changes every other row (huggingface/transformers#25104).",
             "Fix the length: ropewalk's caches have one seq_len; elsewhere use a static theta for the longest text.",
-        )
-    if original is not None and longest is not None and longest != original:
-        yield block.warning(
-            "dynamic-original-ignored",
-            f"dynamic starts stretching at max_position_embeddings ({longest:,.0f}); the "
-            f"`original_max_position_embeddings` of {original:,.0f} has no effect.",
-            "Remove it, and set max_position_embeddings to the trained length.",
         )
 
 
@@ -191,20 +157,14 @@ def mscale(block: Block) -> Iterator[Finding]:
     one, other, factor = block.number("mscale"), block.number("mscale_all_dim"), block.number("factor")
     if block.rope_type != "yarn" or factor is None:
         return
-    if bool(one) != bool(other):
-        what = f"Only `{'mscale' if one else 'mscale_all_dim'}` is set (the other is absent or 0)"
-        usual = f"{what}: transformers ignores it and uses 0.1 ln(factor) + 1 = {yarn_mscale(factor, 1.0):.4f}"
-        deepseek = yarn_mscale(factor, 1.0 if one is None else one) / yarn_mscale(factor, other or 0.0)
-        if one == 1:
-            cure = "Keep it as it is. If both were 1, the attention factor would be 1."
-            yield block.note("mscale-one-sided", f"{usual}, the value of DeepSeek's formula, too.", cure)
-        else:
-            yield block.warning(
-                "mscale-one-sided",
-                f"{usual}; DeepSeek's formula gives {deepseek:.4f}.",
-                "Remove it for what transformers computes. Do not set both to one number: the attention factor would "
-                "be 1.",
-            )
+    if bool(one) != bool(other) and one != 1:  # mscale 1: transformers and DeepSeek's formula agree
+        yield block.warning(
+            "mscale-one-sided",
+            f"Only `{'mscale' if one else 'mscale_all_dim'}` is set (the other is absent or 0): transformers ignores "
+            f"it and uses 0.1 ln(factor) + 1 = {yarn_mscale(factor, 1.0):.4f}; DeepSeek's formula gives "
+            f"{yarn_mscale(factor, 1.0 if one is None else one) / yarn_mscale(factor, other or 0.0):.4f}.",
+            "Remove it for what transformers computes. Do not set both to one number: the attention factor would be 1.",
+        )
     if other and block.family is not None and block.family.module.softmax_mscale:
         yield block.note(
             "softmax-mscale",
@@ -342,3 +302,33 @@ def lint(config: Mapping[str, Any], *, ropes: ModelRopes | None = None) -> list[
         findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def findings_of(model: Checkpoint) -> list[Finding]:
+    """Return the lint of the config; no findings without a config."""
+    if not model.config:
+        return []
+    found = lint(model.config, ropes=model.ropes)
+    if model.arch is not None:  # llama.cpp's table knows families that no config describes; a file states lengths once
+        return [one for one in found if one.code not in ("unread-settings", "original-max-overridden")]
+    if model.alpha is not None and not has_weights(model.path):
+        fact = "each frequency has a learned factor exp(alpha) (LeRoPE), in the weights only; these numbers are "
+        cure = "Pass the folder with config.json and the safetensors file with `rotary_emb.alpha` or `lerope.alpha`."
+        found.append(Finding(code="learned-factors", severity="warning", message=f"{fact}without factors.", cure=cure))
+    return [*found, *_indexer(model.config, model.alpha)]
+
+
+def _indexer(config: Mapping[str, Any], alpha: Sequence[float] | None) -> tuple[Finding, ...]:
+    """Return the note on the rope of sparse attention's indexer, if the model has a supported one."""
+    family = family_of(config)
+    if family is None or family.module.indexer is None:
+        return ()
+    rope, offset = indexer_rope(config, alpha=alpha)
+    pairing = {True: "interleaved", False: "half-split"}
+    fact = (
+        f"the indexer of sparse attention rotates the {'last' if offset else 'first'} {2 * rope.pairs} of "
+        f"{rope.head_dim} features, {pairing[rope.interleaved]} (its attention: {pairing[family.interleaved]}), by the "
+        "same frequencies."
+    )
+    cure, label = "Run `ropewalk verify` to check the pairing of both in an engine.", family.module.indexer.layer_type
+    return (Finding(code="indexer", severity="note", message=fact, cure=cure, layer_type=label),)

@@ -20,10 +20,8 @@ import torch
 
 from ropewalk.atomic_io import as_path, check_output, finite, write_output
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.errors import RopeError
-from ropewalk.families.values import size
 from ropewalk.imports import need
-from ropewalk.positions import mrope_positions, positions_for_rank, positions_from
+from ropewalk.positions import positions_for_rank, positions_from
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import Layers
 from ropewalk.rope.tables import angle_of
@@ -38,14 +36,9 @@ _DECODE_LENGTH = 8192
 _FAR = (1_000_000, 10_000_000)
 _ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 _ANGLES = {"float32_angles": 2.0**-24, "float64_angles": 2.0**-53}
-_SPLIT_FRAMES = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), False),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"), True),
-}
-"""Model types with a case for images and video: whether text separates the frames of a video."""
 _KEYS = re.compile(
     "rope|rotary|theta|head|hidden_size|layer_types|num_.*layers|position|window|interleave|n_embd|n_layer|^model_type$"
-    "|seq_length|max_seq|initial_context|local_attention|global_attn|attention_chunk|spatial_merge|tokens_per_second"
+    "|seq_length|max_seq|initial_context|local_attention|global_attn|attention_chunk"
 )
 
 
@@ -127,7 +120,6 @@ def conformance_vectors(source: str | Path) -> Vectors:
         cases.rotate("decode", cases.last, [min(cases.trained, _DECODE_LENGTH) - 1])
         if not made.document["ropes"]:
             cases.add_prompts()
-            cases.add_images(read.config)
         made.document["ropes"].append({"name": name, **_describe(label, rope, read.ropes.layers_of(label))})
     return made
 
@@ -323,7 +315,7 @@ class _Cases:
             self.add(case, length, inputs, outputs, self.tolerance(ids[:, None], length))
 
     def add_prompts(self) -> None:
-        """Add a short prompt, and prompts with other positions: chunks, ranks, documents, padding."""
+        """Add a short prompt, and prompts with other positions: chunks, ranks, documents, padding, axes."""
         outputs = self.rotate("prefill", self.inputs, range(_TOKENS))
         tolerance, half, keys = self.cases[-1]["tolerance"], _TOKENS // 2, {"k": self.inputs["k"]}
         self.add("chunks", _TOKENS, self.inputs, outputs, tolerance, chunks=[half, half])
@@ -336,37 +328,10 @@ class _Cases:
         mask, x = np.array([[0, 1], [1, 1]]), self.tensors[keys["k"]]
         given = self.store("left_padded.input", {"k": x.reshape(2, 2, *x.shape[1:]), "attention_mask": mask})
         self.rotate("left_padded", given, np.maximum(mask.cumsum(-1) - 1, 0), mask[..., None, None])
-
-    def add_images(self, config: Mapping[str, Any]) -> None:
-        """Add a prompt with an image and a video, and the token after it, for model types with both."""
-        kind = str(config.get("model_type")).removesuffix("_text")
-        if kind not in _SPLIT_FRAMES or self.rope.num_axes != 3:
-            return
-        vision, split = config.get("vision_config") or {}, _SPLIT_FRAMES[kind]
-        if not isinstance(vision, Mapping):
-            raise RopeError(
-                "vectors: `vision_config` must be an object.", facts={"it": vision}, cure="Correct the config."
-            )
-        merge = size(vision, "spatial_merge_size") or 2
-        interval = size(vision, "tokens_per_second") or 2 if kind == "qwen2_5_vl" else 1
-        image, video = [1, 2 * merge, 2 * merge], [2, merge, 2 * merge]
-        types = torch.tensor([0, 0, 1, 1, 1, 1, 0, 2, 2, *([0] if split else []), 2, 2, 0])
-        ids, delta = mrope_positions(
-            types,
-            images=[image],
-            videos=[video],
-            spatial_merge_size=merge,
-            split_frames=split,
-            frame_intervals=float(interval),
-        )
-        x, axes = _input(len(types), 1, self.rope.head_dim, 2), np.array(self.rope.axes)
-        given = self.store("mrope.input", {"k": x, "axis_of_pair": axes, "token_types": types.numpy()})
-        grids = {"image_grid": image, "video_grid": video, "spatial_merge_size": merge}
-        prompt = self.rotate("mrope", given, ids.numpy(), **grids, split_frames=int(split), frame_interval=interval)
-        after = np.full((1, 3), len(types) + int(delta))
-        prompt_ids = prompt["position_ids"]
-        given = {"k": self.last["k"], "axis_of_pair": given["axis_of_pair"], "prompt_position_ids": prompt_ids}
-        self.rotate("mrope_decode", given, after, cache_length=len(types))
+        if self.rope.axes is not None:
+            positions = np.arange(_TOKENS)[:, None] + 5 * np.arange(self.rope.num_axes)
+            given = self.store("axes", {"position_ids": positions, "axis_of_pair": np.array(self.rope.axes)})
+            self.rotate("axes", {**self.inputs, **given}, positions)
 
 
 def _up(tolerance: float) -> float:
@@ -388,8 +353,6 @@ CASES = {
     "packed": "positions that continue across the boundary of documents",
     "left_padded": "padding counted as tokens",
     "context_parallel": "ranks that count from 0, or contiguous shares",
-    "mrope": "text positions for images, the axes in the wrong order, sections where the pairs alternate or the "
-    "reverse",
-    "mrope_decode": "decoding continued at the number of tokens",
+    "axes": "one position for all axes, the axes in the wrong order, sections where the pairs alternate or the reverse",
 }
 """The bug of an engine that fails each kind of case."""

@@ -93,7 +93,6 @@ def gguf_ropes(file: GGUFFile) -> ModelRopes:
         labels=tuple(one.name for one in layers),
         types=tuple({one.name: one for one in rotate_last}.values()),
         nested=len({one.rope for one in layers if one.rope}) > 1,
-        latent=ARCHITECTURES[arch].mla,
     )
 
 

@@ -45,9 +45,9 @@ def inspect(
     from rich.text import Text
 
     from ropewalk.atomic_io import check_output
-    from ropewalk.audit.audit import answer, summary
+    from ropewalk.audit.audit import answer, audits_of, inspection, summary
     from ropewalk.audit.compare import compare
-    from ropewalk.audit.sources import audits_of, findings_of, inspection
+    from ropewalk.audit.traps import findings_of
     from ropewalk.checkpoints.checkpoint import Checkpoint
     from ropewalk.errors import RopeError
     from ropewalk.progress import plain_console

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ropewalk.audit.sources import audits_of, findings_of, inspection
+from ropewalk.audit.audit import audits_of, inspection
+from ropewalk.audit.traps import findings_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader

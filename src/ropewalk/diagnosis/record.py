@@ -185,7 +185,8 @@ class Diagnosis(Measurement):
     def audit(self) -> list[str]:
         """Return the rope of the config and its findings, a line each."""
         audits = self.inspection.get("audits") or [self.inspection["audit"]]
-        rows = answer([Audit(**one) for one in audits])
+        names = [field.name for field in dataclasses.fields(Audit)]  # older records have further ones
+        rows = answer([Audit(**{name: one[name] for name in names if name in one}) for one in audits])
         lines = [f"{name.replace('_', ' ')}: {value}" for name, value in rows.items()]
         return lines + [
             f"{one['severity']} {one['code']}: {one['message']} {one['cure']}" for one in self.inspection["lint"]

@@ -136,19 +136,3 @@ def attention_inputs(
         for hook in hooks:
             hook.remove()
     return inputs
-
-
-def queries_and_keys(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys before rotation, both `[batch, heads, seq, head_dim]`, key heads repeated."""
-    batch, seq, _ = x.shape
-    with torch.inference_mode():
-        q = attention.q_proj(x).view(batch, seq, attention.num_attention_heads, attention.head_dim)
-        k = attention.k_proj(x).view(batch, seq, attention.num_key_value_heads, attention.head_dim)
-    return q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(q.shape[2] // k.shape[2], 1)
-
-
-def as_complex(x: Tensor, rope: RopeConfig) -> tuple[Any, Array]:
-    """Return the pairs of `[head_dim]` as complex numbers, and the features that are not rotated."""
-    rotary = x[: 2 * rope.pairs]
-    pairs = rotary.view(-1, 2) if rope.interleaved else rotary.view(2, -1).T
-    return (pairs[:, 0] + 1j * pairs[:, 1]).numpy(), x[2 * rope.pairs :].numpy()

@@ -12,12 +12,10 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.figures.material import (
     Array,
-    as_complex,
     attention_inputs,
     described,
     frequencies,
     main_rope,
-    queries_and_keys,
     rotary_model,
     shown_name,
     windows,
@@ -26,10 +24,8 @@ from ropewalk.figures.style import (
     BLUE,
     INK,
     ORANGE,
-    PALE,
     PURPLE,
     QUIET,
-    RED,
     bar,
     caption,
     fit,
@@ -52,23 +48,21 @@ BANDS = (0.9, 0.5)
 POINTS = 4_096  # distances at which scores are computed
 
 
-def decay(config: Any, length: int = 256, **options: Any) -> Figure:
-    """Draw scores by distance: of equal q and k, the paper's bound, of random q and k, and of each head of a model.
+def decay(config: Any, length: int = 256, *, seed: int = 0) -> Figure:
+    """Draw scores by distance: of equal q and k, the paper's bound, and of random q and k.
 
     **Arguments:** those of `rw.figures.decay_numbers`. **Returns:** a matplotlib figure.
 
     >>> import ropewalk as rw
     >>> figure = rw.figures.decay(rw.RopeConfig(128, interleaved=False, theta=500_000.0), 8192)
     """
-    shown = decay_numbers(config, length, **options)
-    distances, heads = shown["distances"], shown["heads"]
+    shown = decay_numbers(config, length, seed=seed)
+    distances = shown["distances"]
     with style():
         from matplotlib.figure import Figure
 
-        rows, columns = fit((2, 2) if heads else (1, 3), (4 if heads else 3, 1))
-        figure = Figure(figsize=fit((4.6 * columns, 3.8 * rows), (4.3, 2.4 * rows)))
-        panels = figure.subplots(rows, columns).ravel()
-        first, above, second = panels[:3]
+        figure = Figure(figsize=fit((9.2, 6.6), (4.3, 7.2)))
+        panels = first, above, second = figure.subplot_mosaic(fit("ab;cc", "a;b;c")).values()
         first.plot(distances, shown["equal"], color=BLUE, label="equal pairs, q = k")
         first.set_ylim(min(-0.05, min(shown["equal"])), 1.05)
         panel(first, "q = k: falls, but not evenly")
@@ -92,21 +86,6 @@ def decay(config: Any, length: int = 256, **options: Any) -> Figure:
         second.legend(loc="upper right", ncols=2, fontsize=8)
         panel(second, "random q and k: no decay")
         second.set_ylabel("score / |q| |k| (no unit)")
-        if heads:
-            third, falling, rising = panels[3], shown["falling"], shown["rising"]
-            for name, values in heads.items():
-                if name not in (falling, rising):
-                    third.plot(distances, values, color=PALE, linewidth=0.9, zorder=2)
-            third.plot([], [], color=PALE, linewidth=0.9, label="the other heads")
-            third.plot(distances, heads[falling], color=BLUE, zorder=4, label=f"falls most: {falling}")
-            third.plot(
-                distances, heads[rising], color=RED, linestyle="--", zorder=4, label=f"rises again most: {rising}"
-            )
-            low, high = third.get_ylim()
-            third.set_ylim(low, high + 0.25 * (high - low))
-            third.legend(loc="upper right", fontsize=8)
-            panel(third, f"{shown['model']}: {shown['rising_count']} of {len(heads)} heads rise again")
-            third.set_ylabel(f"mean score q·k / √head_dim,{fit(' ', chr(10))}less its mean")
         for axes in panels:
             axes.axhline(0, color=QUIET, linewidth=0.8)
             axes.set_xlim(distances[0], distances[-1])
@@ -116,28 +95,15 @@ def decay(config: Any, length: int = 256, **options: Any) -> Figure:
         return figure
 
 
-def decay_numbers(
-    config: Any,
-    length: int = 256,
-    *,
-    model: str | Decoder | None = None,
-    text: str | None = None,
-    texts: int = 16,
-    tokens: int = 256,
-    seed: int = 0,
-) -> dict[str, Any]:
+def decay_numbers(config: Any, length: int = 256, *, seed: int = 0) -> dict[str, Any]:
     """Return what `decay` draws, by its arguments.
 
     **Arguments:**
     - `config`: as for `rw.figures.unseen`. `length`: distances from 0 to `length` - 1 tokens, 16 or more.
-    - `model`: a trained `Decoder`, or the argument of `rw.load` ("tiny"). Without it, the last panel is left out.
-    - `text`: for the model; by default Moby-Dick. `texts`, `tokens`: windows of it, and the tokens of each.
     - `seed`: of random q and k.
 
     **Returns:** "distances", at most 4,096; by distance, over |q| |k|: "equal", "bound", "random_mean",
-    "random_examples" and "random_bands" of (share of draws, low, high); "heads", by head the mean score less its mean
-    over distances ({} without a model); then also "falling", "rising", "rising_count" and "model"; "note".
-    **Raises:** `RopeError` for a model without rotation in some layer.
+    "random_examples" and "random_bands" of (share of draws, low, high); "note".
 
     >>> import ropewalk as rw
     >>> numbers = rw.figures.decay_numbers(rw.RopeConfig(64, interleaved=False))
@@ -145,38 +111,18 @@ def decay_numbers(
     [1.0, 0.43, 0.28]
     """
     check_whole("figures.decay", least=16, optional=False, length=length)
-    check_whole("figures.decay", optional=False, texts=texts, tokens=tokens)
     rope = main_rope(config)
     distances = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round())
     equal, bound = decay_of(rope, distances)
     draws = random_scores(rope, distances, seed)
-    numbers = {
+    return {
         "distances": distances,
         "equal": equal,
         "bound": bound,
         "random_bands": [(share, *np.quantile(draws, [0.5 - share / 2, 0.5 + share / 2], axis=0)) for share in BANDS],
         "random_mean": draws.mean(0),
         "random_examples": draws[:2],
-        "heads": {},
         "note": f"{described(rope)}; {DRAWS:,} draws (seed {seed}).",
-    }
-    if model is None:
-        return numbers
-    trained = rotary_model(model)
-    heads = head_scores(trained, windows(trained, texts, tokens, text), distances)
-    quarters = {name: [float(part.mean()) for part in np.array_split(curve, 4)] for name, curve in heads.items()}
-    falls = {name: parts[0] - parts[3] for name, parts in quarters.items()}
-    rises = {name: parts[3] - parts[2] for name, parts in quarters.items()}
-    return {
-        **numbers,
-        "heads": {name: curve - curve.mean() for name, curve in heads.items()},
-        "falling": max(falls, key=falls.__getitem__),
-        "rising": max(rises, key=rises.__getitem__),
-        "rising_count": sum(rise > 0 for rise in rises.values()),
-        "model": shown_name(model),
-        "note": f"{numbers['note']} Heads: every query with every key of {texts} windows of {tokens} tokens of\n"
-        f"{named(text)}, at this distance, before the softmax. "
-        "Falls: from the first to the last quarter of distances; rises again: from the third to the last.",
     }
 
 
@@ -208,28 +154,6 @@ def random_scores(config: RopeConfig, distances: Array, seed: int) -> Array:
     product = (q[:, 0] + 1j * q[:, 1]) * (k[:, 0] - 1j * k[:, 1])
     scores: Array = (product @ np.exp(1j * np.outer(frequencies(config, int(distances[-1]) + 1), distances))).real
     return scores
-
-
-def head_scores(model: Decoder, ids: Tensor, distances: Array) -> dict[str, Array]:
-    """Return the mean score q·k / sqrt(head_dim) of each head at each distance, over every query and key of the text.
-
-    Each query is moved `distance` tokens after each key, which separates the effect of distance from that of content.
-    With q and k as complex numbers, the mean is Re(mean(q) conj(mean(k)) exp(i D f)).
-    """
-    curves: dict[str, Array] = {}
-    for layer, (attention, hidden) in enumerate(attention_inputs(model, ids)):
-        rope = attention.rope
-        assert rope is not None
-        length = int(distances[-1]) + 1
-        scale = rope.attention_factor_at(length) ** 2 / rope.head_dim**0.5
-        rotation = np.exp(1j * np.outer(frequencies(rope, length), distances))
-        q, k = (x.double().mean((0, 2)) for x in queries_and_keys(attention, hidden))
-        for head, (one_q, one_k) in enumerate(zip(q, k, strict=True)):
-            pairs_q, rest_q = as_complex(one_q, rope)
-            pairs_k, rest_k = as_complex(one_k, rope)
-            scores = ((pairs_q * pairs_k.conj()) @ rotation).real + float(rest_q @ rest_k)
-            curves[f"layer {layer}, head {head}"] = scores * scale
-    return curves
 
 
 LEAST = 1e-3  # weights below share one colour

@@ -62,13 +62,12 @@ def check_config(config: object, where: str) -> None:
 
 # --- the distance at which the sum of cosines falls below zero
 
-REACH_SEARCHED = 1_048_576
 GRID = 400  # bases for each power of ten: 0.58 % apart
 LARGEST = 1e15
 Array = npt.NDArray[np.float64]
 
 
-def reach(inv_freq: Array, limit: int = REACH_SEARCHED, *, first: int = 1) -> int | None:
+def reach(inv_freq: Array, limit: int, *, first: int = 1) -> int | None:
     """Return the first m in first..limit with sum_i cos(m theta_i) < 0, in float64, or None.
 
     Since cos(a + b) = cos a cos b - sin a sin b, one matrix product covers a grid of m = start + step, exact to about

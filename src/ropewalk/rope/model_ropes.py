@@ -46,12 +46,10 @@ class Layers:
 
     - `window`: the window of each layer in tokens; None for all tokens. `local`: the window of some of the layers, and
       their numbers; () if the config does not state the type of each.
-    - `other_signal`: the other information about positions, in words; None if there is none.
     - `numbers`: of the layers, from 0; () if the config does not state the type of each. `count`: all layers.
     """
 
     window: int | None = None
-    other_signal: str | None = None
     numbers: tuple[int, ...] = ()
     count: int = 0
     local: tuple[int, tuple[int, ...]] | None = None
@@ -66,7 +64,6 @@ class ModelRopes:
     - `types`: of the layers in the config, also of those that no layer has; () for a model without a config.
     - `nested`: whether each type has its own block. `numbered`: whether the config states what each layer applies; if
       not, layers of several types have one entry for each type.
-    - `latent`: whether only a slice of each head rotates (multi-head latent attention).
 
     >>> rope = RopeConfig(head_dim=8, interleaved=False)
     >>> ModelRopes((rope, None), (None, None), (None, 4)).num_layers
@@ -80,7 +77,6 @@ class ModelRopes:
     types: tuple[LayerType, ...] = field(default=(), compare=False, repr=False)
     nested: bool = field(default=False, compare=False, repr=False)
     numbered: bool = field(default=True, compare=False, repr=False)
-    latent: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("extensions", "sliding_windows"):
@@ -123,7 +119,7 @@ class ModelRopes:
                 rope = _of_type(alike, name) if flags is None else first
                 rope = rope if rotates and attends(label) else None
                 of_layers.append(LayerType(name, rope, window_of_layer_type(fields, label)))
-        made = cls((), (), (), types=types, nested=nested, latent=family.mla)
+        made = cls((), (), (), types=types, nested=nested)
         return made._of(of_layers or types, bool(of_layers) and numbered)
 
     @property
@@ -164,17 +160,14 @@ class ModelRopes:
 
     def layers_of(self, name: str | None) -> Layers:
         """Return the layers with the rope of a type (a key of `rotating`)."""
-        own, signal = self.rotating[name], "only a slice of each head rotates" if self.latent else None
-        layers = [*zip(self.labels or itertools.repeat(None), self.ropes, strict=False), *self.by_type.items()]
-        if signal is None and any(rope is None and attends(label) for label, rope in layers):
-            signal = "some layers do not rotate"
+        own = self.rotating[name]
         numbers = tuple(n for n, rope in enumerate(self.ropes) if rope == own) if self.numbered else ()
         windows = {self.sliding_windows[n] for n in numbers}
         windows = windows or {one.window for one in self.types if one.rope == own} or {self.of_type(name)[1]}
         most = max(filter(None, windows), default=None)
         local = tuple(n for n in numbers if self.sliding_windows[n] is not None)
         window, some = (most, None) if None not in windows else (None, (most, local) if most else None)
-        return Layers(window, signal, numbers, self.num_layers if self.numbered else 0, some)
+        return Layers(window, numbers, self.num_layers if self.numbered else 0, some)
 
     @property
     def remaps(self) -> bool:
