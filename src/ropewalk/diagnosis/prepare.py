@@ -26,7 +26,6 @@ from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Plan, Tex
 from ropewalk.diagnosis.reading import Clock, Pace, answers_of
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import TIMES, DoctorRun, Opened
-from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, listed
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
@@ -133,6 +132,8 @@ def open_model(
     texts = _texts(_is_built_in(source), settings, reader)
     scaling: dict[str, Any] | None = None
     if unsettled(reader.positions) is not None:
+        from ropewalk.diagnosis.scaling import settle_reading
+
         with shown("doctor", progress) as display:
             reader, scaling = settle_reading(reader, [text.tokens for text in texts], settings, display)
     trained = required_trained_length(reader.positions, settings.trained_length)
