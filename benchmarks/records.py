@@ -19,9 +19,9 @@ import torch
 from timing import last_level_cache
 
 from ropewalk import compiled
-from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
+from ropewalk.diagnosis.evidence import Evidence, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact, Window
-from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.plan import Design, WindowReading
 from ropewalk.diagnosis.rules import Decision, decide
 from ropewalk.precision import half_instructions, is_slow, slow_dtype
 

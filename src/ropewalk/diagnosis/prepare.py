@@ -22,8 +22,20 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
-from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Plan, Text, characters_of, make_plan, runs_in
-from ropewalk.diagnosis.reading import Clock, Pace, answers_of
+from ropewalk.diagnosis.plan import (
+    CROP,
+    MOST_WINDOWS,
+    PLAIN,
+    Clock,
+    Design,
+    Pace,
+    Plan,
+    Text,
+    answers_of,
+    characters_of,
+    make_plan,
+    runs_in,
+)
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import TIMES, DoctorRun, Opened
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, listed

@@ -16,10 +16,24 @@ import torch
 from ropewalk.atomic_io import as_path
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.reader import Advance, Reader
-from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
+from ropewalk.diagnosis.evidence import Evidence, choice, gather
 from ropewalk.diagnosis.facts import Filled, Teller
-from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, characters_of, runs_in
-from ropewalk.diagnosis.reading import Clock, Pace, at_once, fitting_workers, read_job
+from ropewalk.diagnosis.plan import (
+    CROP,
+    LOOKS,
+    PLAIN,
+    Clock,
+    Job,
+    Pace,
+    Plan,
+    Text,
+    WindowReading,
+    at_once,
+    characters_of,
+    fitting_workers,
+    read_job,
+    runs_in,
+)
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import DoctorSettings
