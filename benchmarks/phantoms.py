@@ -32,10 +32,8 @@ from records import concluded, environment, essentials, excerpt, look_of, parsed
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import load_live
 from ropewalk.checkpoints.sources import find
-from ropewalk.diagnosis.evidence import WindowReading
-from ropewalk.diagnosis.plan import CROP
+from ropewalk.diagnosis.plan import CROP, WindowReading, at_once, fitting_workers, read_job
 from ropewalk.diagnosis.prepare import prepare
-from ropewalk.diagnosis.reading import at_once, fitting_workers, read_job
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.ledger import Ledger
 from ropewalk.precision import chosen_dtype

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ropewalk import compiled
-from ropewalk.diagnosis.evidence import Evidence, Half, WindowReading, choice, gather
+from ropewalk.diagnosis.evidence import Evidence, Half, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact, Window
-from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.plan import Design, WindowReading
 from ropewalk.diagnosis.rules import Decision, decide
 
 Record = dict[str, Any]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import stat
@@ -257,12 +256,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return None
     return value
-
-
-def sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""The package's exception and the format of its message."""
+"""The package's exception, the format of its message, and commands to paste into a shell."""
 
 from __future__ import annotations
 
 import copyreg
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -101,3 +104,24 @@ def describe(value: object) -> str:
         return str(value).removeprefix("torch.")
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:190]}... ({len(text)} characters)"
+
+
+def shell_command(*words: str | Path) -> str:
+    r"""Return a command line for bash, zsh and others with `$'...'`: each word is one argument, and nothing else runs.
+
+    A `Path` is never read as an option. Line breaks and other characters that are not printable become escapes.
+
+    >>> print(shell_command("vllm", "serve", Path("-my model")), shell_command("ls", "two\nlines"))
+    vllm serve './-my model' ls $'two\nlines'
+    """
+    return " ".join(
+        _quoted(f"./{word}" if isinstance(word, Path) and str(word)[0] == "-" else str(word)) for word in words
+    )
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    named = {"\n": r"\n", "\\": r"\\", "'": r"\'"}
+    escaped = (one if one.isprintable() else "".join(rf"\x{byte:02x}" for byte in os.fsencode(one)) for one in word)
+    return "$'" + "".join(named.get(one, shown) for one, shown in zip(word, escaped, strict=True)) + "'"

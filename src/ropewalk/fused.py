@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ropewalk.compiled import PLAIN, reasons_for_mathematics
+from ropewalk.compiled import PLAIN, overlaps_itself, reasons_for_mathematics, share_memory
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import Float, is_number
 from ropewalk.rotation.backends import choose, norm_rotated
 from ropewalk.rotation.backends.request import Norm, Store, Turn
 from ropewalk.rotation.checks import Layout, check
-from ropewalk.rotation.memory import overlaps_itself, share_memory
 
 __all__ = ["Store", "qk_norm_rotate", "rotate_store"]
 

@@ -17,8 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from ropewalk.errors import RopeError
-from ropewalk.shell import shell_command
+from ropewalk.errors import RopeError, shell_command
 
 OLDEST: dict[str, tuple[int, int]] = {"transformers": (5, 17)}
 """The oldest release of a package that is supported; pyproject.toml states the same."""

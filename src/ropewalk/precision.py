@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ropewalk.imports import need
 
 AUTO = "auto"
+HALF = (torch.bfloat16, torch.float16)
 MEMORY = 1.5  # available bytes over those of the float32 weights that replace slow ones
 WITHOUT_FLOAT64 = frozenset({"mps"})
 _INSTRUCTIONS = {

@@ -16,8 +16,7 @@ import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
-from ropewalk.diagnosis.plan import Design, Job
-from ropewalk.diagnosis.reading import BROKEN, _read, _read_cropped, control_facts
+from ropewalk.diagnosis.plan import BROKEN, Design, Job, _read, _read_cropped, control_facts
 from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError

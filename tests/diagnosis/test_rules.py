@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Rival, Standing, WindowReading, gather, groups_of
+from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Rival, Standing, gather, groups_of
 from ropewalk.diagnosis.facts import GROUP, Found, PlacedFact, Window
-from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.plan import Design, WindowReading
 from ropewalk.diagnosis.rules import Decision, decide, fails, fault, headline, reasons, works
 
 TRAINED, TARGET = 1000, 4000

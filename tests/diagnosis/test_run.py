@@ -24,11 +24,10 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import default_texts, novel, read_text
 from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis import prepare as prepare_module
-from ropewalk.diagnosis.evidence import WindowReading, choice
+from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.page import page_of
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job
+from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_once
 from ropewalk.diagnosis.prepare import prepare
-from ropewalk.diagnosis.reading import Pace, at_once
 from ropewalk.diagnosis.record import Diagnosis, restored
 from ropewalk.diagnosis.run import DoctorRun, RunInterrupted
 from ropewalk.diagnosis.settings import DoctorSettings

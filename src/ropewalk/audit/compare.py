@@ -14,8 +14,8 @@ from ropewalk.audit.causes import cause_of, cause_of_factor
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity, blocks
 from ropewalk.audit.traps import axes_unwritten, query_scale
 from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.checkpoints.gguf import PERMUTED
 from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_rope import PERMUTED
 from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.errors import RopeError
 from ropewalk.methods import main_rope

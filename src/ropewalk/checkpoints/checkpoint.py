@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.decoder_config import NATIVE, config_from_native, half_split_rope
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_rope import gguf_fields, gguf_ropes
 from ropewalk.checkpoints.load import read_alpha
-from ropewalk.checkpoints.sources import display_name, find
+from ropewalk.checkpoints.sources import NATIVE, display_name, find
 from ropewalk.errors import NoRotation, RopeError
 from ropewalk.families import Family, family_named
 from ropewalk.rope.hugging_face import head_dim_of, text_part
@@ -62,6 +61,8 @@ class Checkpoint:
             if gguf is not None:
                 ropes = gguf_ropes(gguf)
             elif config.get("model_type") == NATIVE:
+                from ropewalk.checkpoints.decoder_config import config_from_native
+
                 ropes = cls.of_positions(name, config_from_native(config, str(file)).positions).ropes
             elif file.name == PARAMS:
                 config = config_of_params(config, str(file))
@@ -90,9 +91,9 @@ class Checkpoint:
 
     def known_from(self, positions: ModelRopes) -> Checkpoint:
         """Return the same model with the training status of these ropes (see `RopeConfig.trained`)."""
-        known = {half_split_rope(rope): rope.trained for rope in positions.present_ropes}
+        known = {rope.half_split: rope.trained for rope in positions.present_ropes}
         ropes = self.ropes.mapped(
-            lambda rope: dataclasses.replace(rope, trained=known.get(half_split_rope(rope), rope.trained))
+            lambda rope: dataclasses.replace(rope, trained=known.get(rope.half_split, rope.trained))
         )
         return dataclasses.replace(self, ropes=ropes)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+from ropewalk.checkpoints.sources import CLASSIFIER, NATIVE
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import Trained
 from ropewalk.models.config import SIZES, DecoderConfig, TextClassifierConfig
@@ -16,7 +17,6 @@ from ropewalk.rope.extensions import Extension
 from ropewalk.rope.scaling import rule_from_dict
 from ropewalk.rope.values import MOST_SIZE, check_whole, number
 
-NATIVE, CLASSIFIER = "ropewalk", "ropewalk-classifier"
 _OF_THEIR_OWN = {"rope", "sliding_window", "encoding", "extension"}
 _OF_CLASSIFIERS = ("labels", "pooling", "max_length", "dropout", "embedding_range")
 
@@ -186,13 +186,8 @@ def _stated(rope: RopeConfig | None) -> RopeConfig | None:
 def half_split(config: DecoderConfig) -> DecoderConfig:
     """Return the config of the same model with its interleaved heads re-ordered to half-split."""
     rope = config.rope
-    return replace(config, rope=tuple(map(half_split_rope, rope)) if isinstance(rope, tuple) else half_split_rope(rope))
-
-
-def half_split_rope(rope: RopeConfig | None) -> RopeConfig | None:
-    """Return the rope of a head after re-ordering its features from interleaved to half-split; keep a partial one."""
-    whole = rope is not None and rope.interleaved and rope.rotary_dim == rope.head_dim
-    return replace(rope, interleaved=False) if rope is not None and whole else rope
+    ropes = [one and one.half_split for one in (rope if isinstance(rope, tuple) else [rope])]
+    return replace(config, rope=tuple(ropes) if isinstance(rope, tuple) else ropes[0])
 
 
 def _check_llama(settings: Mapping[str, Any], where: str) -> None:

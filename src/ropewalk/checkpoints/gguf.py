@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
-from ropewalk.checkpoints.gguf_rope import SIZES, gguf_fields, gguf_ropes, model_type_of, own_keys
+from ropewalk.checkpoints.gguf_rope import PERMUTED, SIZES, gguf_fields, gguf_ropes, model_type_of, own_keys
 from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
 from ropewalk.checkpoints.load import WithoutValues, check_layers
 from ropewalk.errors import RopeError, library_errors
@@ -19,9 +19,6 @@ from ropewalk.rope.pairing import convert_pairing
 from ropewalk.rope.values import is_number
 from ropewalk.tokenizer import TextTokenizer
 
-# The architectures whose files are copied with a new rope, and whether their converter permutes q and k for llama.cpp's
-# interleaved rotation.
-PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}
 _LESS_ONE = ("gemma2", "gemma3")  # transformers adds 1 to their norms
 _READ = (*PERMUTED, "qwen2moe", "qwen3moe", "gemma2", "gemma3", "gemma4", "phi3", "starcoder2", "stablelm", "falcon")
 

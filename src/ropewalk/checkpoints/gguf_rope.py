@@ -21,6 +21,9 @@ from ropewalk.rope.values import MOST_SIZE, MOST_TOKENS, as_whole, is_number
 
 STOPPED = 1e30  # the divisor of a pair that does not rotate, as llama.cpp's converter writes it for Gemma 4
 _FULL, _RECURRENT = "full_attention", "recurrent"
+# The architectures whose files are copied with a new rope, and whether their converter permutes q and k for llama.cpp's
+# interleaved rotation.
+PERMUTED = {"llama": True, "smollm3": True, "qwen2": False, "qwen3": False}
 SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",

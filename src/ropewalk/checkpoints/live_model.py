@@ -20,8 +20,7 @@ from ropewalk.attachment.live_attention import calls_with
 from ropewalk.attention.masks import Branches, TokenLayout
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
-from ropewalk.models.norm import HALF
-from ropewalk.precision import slow_dtype, to_float64
+from ropewalk.precision import HALF, slow_dtype, to_float64
 
 if TYPE_CHECKING:
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer

@@ -8,30 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ropewalk.atomic_io import as_path, read_json, whole_folder, write_json
-from ropewalk.checkpoints.decoder_config import (
-    CLASSIFIER,
-    NATIVE,
-    classifier_from_json,
-    classifier_to_json,
-    config_from_hf,
-    config_to_hf,
-    half_split,
-)
-from ropewalk.checkpoints.sources import find, no_safetensors
+from ropewalk.checkpoints.sources import CLASSIFIER, NATIVE, find, no_safetensors
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
-from ropewalk.models.classifier import TextClassifier
-from ropewalk.models.decoder import Decoder
 from ropewalk.precision import is_slow, memory_for, name_of, slow_dtype, warn_if_slow
-from ropewalk.rope.pairing import convert_pairing
 from ropewalk.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from ropewalk.models.classifier import TextClassifier
+    from ropewalk.models.decoder import Decoder
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -76,6 +68,10 @@ def load(source: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
             facts={"file": str(path)},
             cure="transformers computes it: ropewalk.checkpoints.opening.load_gguf(path) returns model and tokenizer.",
         )
+    from ropewalk.checkpoints.decoder_config import classifier_from_json, config_from_hf
+    from ropewalk.models.classifier import TextClassifier
+    from ropewalk.models.decoder import Decoder
+
     file = path if path.is_file() else path / "config.json"
     content = read_json(file)
     classifies = content.get("model_type") == CLASSIFIER
@@ -124,6 +120,9 @@ def save(
     ...     sorted(path.name for path in Path(folder, "copy").glob("*.safetensors"))
     ['model.safetensors']
     """
+    from ropewalk.checkpoints.decoder_config import classifier_to_json
+    from ropewalk.models.classifier import TextClassifier
+
     place = as_path(folder, "save")
     check_kind("save", torch.nn.Module, "Pass the model first: save(model, folder).", model=model)
     chosen: TextTokenizer | None = model.tokenizer if tokenizer is None else tokenizer
@@ -148,6 +147,9 @@ def hugging_face_form(model: Decoder, tokenizer: TextTokenizer | None) -> tuple[
     Interleaved heads are re-ordered to half-split for that. Special ids are null where there are none: transformers
     would use its family's defaults.
     """
+    from ropewalk.checkpoints.decoder_config import config_to_hf, half_split
+    from ropewalk.rope.pairing import convert_pairing
+
     config, weights = model.config, dict(model.state_dict())
     half = half_split(config)
     if half != config and config_to_hf(half)["model_type"] != NATIVE:

@@ -9,24 +9,23 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ropewalk.atomic_io import read_json
-from ropewalk.checkpoints.decoder_config import NATIVE, half_split
-from ropewalk.checkpoints.gguf import gguf_config, gguf_tensors, gguf_tokenizer
-from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.load import check_tensors, check_weights, fast_dtype_or_warn, hugging_face_form
 from ropewalk.checkpoints.reader import Reader, text_tokenizer
-from ropewalk.checkpoints.sources import display_name, find
+from ropewalk.checkpoints.sources import NATIVE, display_name, find
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.models.decoder import Decoder
 from ropewalk.precision import is_slow, memory_for, name_of, slow_dtype_of
 from ropewalk.rope.config import RopeConfig
 from ropewalk.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from ropewalk.models.decoder import Decoder
 
 
 def reader_of(model: object, name: str | None = None) -> Reader:
@@ -40,13 +39,16 @@ def reader_of(model: object, name: str | None = None) -> Reader:
     """
     if isinstance(model, Reader):
         return model
-    if isinstance(model, Decoder):
-        need("transformers", "transformers")
-        return Reader(*as_transformers(model), name or "decoder").under(half_split(model.config).positions)
     given, tokenizer = model if isinstance(model, tuple) and len(model) == 2 else (model, None)
     given = given.get_base_model() if hasattr(given, "get_base_model") else given  # peft's adapters stay in it
     theirs = sys.modules.get("transformers")
     if theirs is None or not isinstance(given, theirs.PreTrainedModel):
+        from ropewalk.checkpoints.decoder_config import half_split
+        from ropewalk.models.decoder import Decoder
+
+        if isinstance(model, Decoder):
+            need("transformers", "transformers")
+            return Reader(*as_transformers(model), name or "decoder").under(half_split(model.config).positions)
         raise RopeError(
             "readers: this object cannot be measured.",
             facts={"model": type(model).__name__},
@@ -152,6 +154,9 @@ def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32
 
     Raises `RopeError` for an unknown architecture or metadata, and for missing or misshapen tensors.
     """
+    from ropewalk.checkpoints.gguf import gguf_config, gguf_tensors, gguf_tokenizer
+    from ropewalk.checkpoints.gguf_file import GGUFFile
+
     with quietly():
         file = GGUFFile(source)
         config = gguf_config(file)

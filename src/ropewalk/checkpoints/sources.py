@@ -13,6 +13,7 @@ from ropewalk.atomic_io import as_path, read_json
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
 
+NATIVE, CLASSIFIER = "ropewalk", "ropewalk-classifier"  # the model types of our own folders
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _WITHOUT_WEIGHTS = ("*.json", "tokenizer.model", "*.jinja", "merges.txt", "LICENSE*", "NOTICE*")
 _NEVER = ["*/*", "consolidated*"]  # folders hold other formats; Mistral's consolidated files repeat the weights

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ropewalk.diagnosis.depth import DepthMap
     from ropewalk.diagnosis.record import Diagnosis
 
 _COLORS = {"extend": "green", "keep": "green", "cut": "yellow", "undecided": "yellow", "unfit": "red"}
@@ -92,8 +93,8 @@ def doctor(
 ) -> None:
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from ropewalk.atomic_io import check_output
-    from ropewalk.diagnosis.depth import DepthMap, depth_map
     from ropewalk.diagnosis.prepare import prepare
+    from ropewalk.diagnosis.record import Diagnosis
     from ropewalk.diagnosis.run import RunInterrupted
     from ropewalk.progress import plain_console, shown
     from ropewalk.statistics import counted
@@ -117,6 +118,8 @@ def doctor(
         with shown("doctor", None, lines=True) as display:
             found: Diagnosis | DepthMap
             if depth:
+                from ropewalk.diagnosis.depth import depth_map
+
                 found = depth_map(model, settings, progress=display, kept=kept)
             else:
                 found = prepare(model, settings, display, kept=kept, record=record).measure(display)
@@ -134,10 +137,10 @@ def doctor(
         found.to_json(json_file)
     page = None if report is None else write_report(report, found)
     console = plain_console()
-    if isinstance(found, DepthMap):
-        console.file.write(f"{found}\n")
-    else:
+    if isinstance(found, Diagnosis):
         print_diagnosis(console, found)
+    else:
+        console.file.write(f"{found}\n")
     if page is not None:
         console.file.write(f"Report: {shlex.quote(str(page))}\n")
     raise typer.Exit(status)

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ropewalk.atomic_io import as_path, write_output
-from ropewalk.errors import RopeError
-from ropewalk.shell import shell_command
+from ropewalk.errors import RopeError, shell_command
 from ropewalk.version import __version__
 
 MODEL = 'A Hugging Face folder, a .gguf file, OWNER/NAME on the Hub, or "tiny".'

@@ -18,9 +18,8 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact
-from ropewalk.diagnosis.plan import CROP, Design, Job
+from ropewalk.diagnosis.plan import CROP, Design, Job, answers_of, at_once, fitting_workers
 from ropewalk.diagnosis.prepare import open_model, plan_of
-from ropewalk.diagnosis.reading import answers_of, at_once, fitting_workers
 from ropewalk.diagnosis.record import Diagnosis, Measurement, aligned
 from ropewalk.diagnosis.run import Opened, RunInterrupted, resumed
 from ropewalk.diagnosis.settings import DoctorSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, PlacedFact, Window
-from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.plan import Design, WindowReading
 from ropewalk.methods import METHODS
 from ropewalk.statistics import t_quantile
 
@@ -135,23 +134,6 @@ def _curves() -> tuple[Floats, npt.NDArray[np.float32], npt.NDArray[np.float32]]
     fallen = 1 / (1 + np.exp(np.clip((np.arange(PARTS + 1) / PARTS - half) / width, -40, 40)))
     shares = CHANCE + (level - CHANCE) * fallen
     return halves, np.log(shares).astype(np.float32), np.log(1 - shares).astype(np.float32)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowReading:
-    """The results of one method in one window.
-
-    - `loss`: the mean of the counted tokens of each block in nats; None where it was not computed.
-    - `answers`: of each fact, the log-probability of its four choices in nats; empty: not asked. `control`: the same
-      for the facts asked about at the trained length, by their numbers; only under plain.
-    - `stopped`: the tokens after which the reading was given up, because the model had broken down; None: it was not.
-    """
-
-    loss: tuple[float | None, ...]
-    answers: tuple[tuple[float, ...], ...] = ()
-    control: Mapping[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    stopped: int | None = None
-    seconds: float = 0.0
 
 
 def choice(answers: Sequence[float]) -> int:

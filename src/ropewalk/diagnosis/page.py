@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from ropewalk.atomic_io import as_path, check_output, write_output
-from ropewalk.diagnosis.depth import DepthMap, cell_text
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Standing
 from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT, rounded
-from ropewalk.figures.inline import inline_svg, night_colors
 from ropewalk.figures.report import LossRow, StripRow, draw_bars, draw_map, draw_strip, finding
 from ropewalk.figures.style import NARROW, WIDE, look_of, render
 from ropewalk.imports import need
@@ -25,8 +23,10 @@ from ropewalk.statistics import counted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ropewalk.diagnosis.depth import DepthMap
+
 PAGE, RECORD = "index.html", "report.json"
-Record = Diagnosis | DepthMap
+Record = Union[Diagnosis, "DepthMap"]
 NAMED = 3  # methods in a title
 FIGURES, MAP = ("facts", "losses"), ("map",)  # files of the figures of a diagnosis and of a map
 KINDS = ("svg", "png")  # of these files
@@ -78,6 +78,8 @@ def pictures_of(record: Record) -> list[Picture]:
         found = "; ".join(f"{row.name} {row.count}" for row in rows if row.count)
         strip = _strip(FIGURES[0], rows, record.target, title, f"{title}. Found: {found}. Chance is one in four.")
         return [strip, *_losses(record)]
+    from ropewalk.diagnosis.depth import cell_text
+
     panels = [(f"{method}: {record.by_length(method)}", record.cells(method)) for method in record.answers]
     return [Picture(
         MAP[0], record.headline,
@@ -132,6 +134,8 @@ def page_of(*records: Record) -> str:
     several = [record for record in records if isinstance(record, Diagnosis)]
     if len(several) > 1:
         parts.insert(0, _comparison(several))
+    from ropewalk.figures.inline import night_colors
+
     jinja2 = need("jinja2", extra="figures")
     folder = resources.files("ropewalk.diagnosis")
     sources = {file: folder.joinpath(file).read_text(encoding="utf-8") for file in ("page.html", "style.css")}
@@ -171,7 +175,7 @@ def _section(record: Record, suffix: str) -> dict[str, Any]:
     """Return the parts of a record's section; `suffix` keeps the ids of its figures apart."""
     common = {"title": record.name, "figures": [_inline(one, suffix) for one in pictures_of(record)],
               "environment": [[name, str(value)] for name, value in record.environment.items()]}  # fmt: skip
-    if isinstance(record, DepthMap):
+    if not isinstance(record, Diagnosis):
         return {**common, "headline": record.headline, "reasons": record.sentences, "lines": record.notes,
                 "terms": record.terms}  # fmt: skip
     verdict = record.verdict
@@ -187,6 +191,8 @@ def _section(record: Record, suffix: str) -> dict[str, Any]:
 
 def _inline(picture: Picture, suffix: str = "") -> dict[str, str]:
     """Return a figure for a page: its name, caption and SVG elements, wide and narrow."""
+    from ropewalk.figures.inline import inline_svg
+
     name = f"{picture.name}{suffix}"
     (wide,), (narrow,) = (_drawn(picture, size, "svg") for size in (WIDE, NARROW))
     return {

@@ -23,11 +23,22 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
-from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Plan, Text, characters_of, make_plan, runs_in
-from ropewalk.diagnosis.reading import Clock, Pace, answers_of
+from ropewalk.diagnosis.plan import (
+    CROP,
+    MOST_WINDOWS,
+    PLAIN,
+    Clock,
+    Design,
+    Pace,
+    Plan,
+    Text,
+    answers_of,
+    characters_of,
+    make_plan,
+    runs_in,
+)
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import TIMES, DoctorRun, Opened
-from ropewalk.diagnosis.scaling import settle_reading
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, listed
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
@@ -134,6 +145,8 @@ def open_model(
     texts = _texts(_is_built_in(source), settings, reader)
     scaling: dict[str, Any] | None = None
     if unsettled(reader.positions) is not None:
+        from ropewalk.diagnosis.scaling import settle_reading
+
         with shown("doctor", progress) as display:
             reader, scaling = settle_reading(reader, [text.tokens for text in texts], settings, display)
     trained = required_trained_length(reader.positions, settings.trained_length)

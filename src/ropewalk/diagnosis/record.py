@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self
 
 from ropewalk.atomic_io import read_json
 from ropewalk.audit.audit import Audit, answer
-from ropewalk.diagnosis.evidence import Evidence, Standing, WindowReading, choice
+from ropewalk.diagnosis.evidence import Evidence, Standing, choice
 from ropewalk.diagnosis.facts import Window
-from ropewalk.diagnosis.plan import CROP, PLAIN, runs_in
+from ropewalk.diagnosis.plan import CROP, PLAIN, WindowReading, runs_in
 from ropewalk.diagnosis.rules import WORDS, Action, fault, works
 from ropewalk.records import FORMAT, checked, document, restored
 from ropewalk.serving.engines import ENGINES

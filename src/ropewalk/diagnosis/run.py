@@ -16,10 +16,24 @@ import torch
 from ropewalk.atomic_io import as_path
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.reader import Advance, Reader
-from ropewalk.diagnosis.evidence import Evidence, WindowReading, choice, gather
+from ropewalk.diagnosis.evidence import Evidence, choice, gather
 from ropewalk.diagnosis.facts import Filled, Teller
-from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, characters_of, runs_in
-from ropewalk.diagnosis.reading import Clock, Pace, at_once, fitting_workers, read_job
+from ropewalk.diagnosis.plan import (
+    CROP,
+    LOOKS,
+    PLAIN,
+    Clock,
+    Job,
+    Pace,
+    Plan,
+    Text,
+    WindowReading,
+    at_once,
+    characters_of,
+    fitting_workers,
+    read_job,
+    runs_in,
+)
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import DoctorSettings
@@ -27,10 +41,8 @@ from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL
-from ropewalk.models.decoder import Decoder
 from ropewalk.progress import Progress, duration, expect, say, shown
 from ropewalk.records import restored
-from ropewalk.serving.serve import setting_command
 from ropewalk.statistics import counted
 from ropewalk.version import __version__
 
@@ -332,11 +344,15 @@ class DoctorRun:
         """Return the shell command, or the lines of Python, that set a method."""
         opened, target = self.opened, self.plan.design.target
         if not isinstance(opened.model, str | Path):
+            from ropewalk.models.decoder import Decoder
+
             lines, stated = ["import ropewalk as rw"], f"target={target}, trained_length={opened.trained}"
             if isinstance(opened.model, Decoder):  # its copy in transformers can be attached
                 place = "ropewalk.checkpoints.opening"
                 lines += [f"from {place} import as_transformers", "model, tokenizer = as_transformers(model)"]
             return "\n".join([*lines, f"rw.attach(model, {method!r}, {stated})"])
+        from ropewalk.serving.serve import setting_command
+
         given = opened.settings.trained_length is not None or opened.scaling is not None
         return setting_command(
             engine, opened.model, method, target=target, record=record, length=length,

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, shell_command
 from ropewalk.rope.values import MOST_SEED, check_positive, check_whole
 from ropewalk.serving.engines import RUNNERS
-from ropewalk.shell import shell_command
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 CPU_MINUTES = 10.0  # of a run on a CPU for which no minutes are given

@@ -19,7 +19,8 @@ from ropewalk.models.cache import KVCache
 from ropewalk.models.config import DecoderConfig, TextClassifierConfig
 from ropewalk.models.encoding import Encoding, EncodingConfig, Sizes, known_range
 from ropewalk.models.forward_inputs import ForwardInputs
-from ropewalk.models.norm import HALF, RMSNorm
+from ropewalk.models.norm import RMSNorm
+from ropewalk.precision import HALF
 from ropewalk.rope.model_ropes import ExtensionSetting, RopeSetting
 from ropewalk.rope.values import checked
 from ropewalk.rotation.embedding import RotaryEmbedding

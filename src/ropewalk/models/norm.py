@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-HALF = (torch.bfloat16, torch.float16)
-
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) over the last dimension, times a weight.

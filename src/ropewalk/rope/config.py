@@ -325,6 +325,12 @@ class RopeConfig:
         """
         return math.inf if self.scaling is None else self.scaling.longest_at(seq_len, self.max_position_embeddings)
 
+    @property
+    def half_split(self) -> RopeConfig:
+        """Return the rope of a head whose features are re-ordered to half-split; a partial one stays as it is."""
+        whole = self.interleaved and self.rotary_dim == self.head_dim
+        return replace(self, interleaved=False) if whole else self
+
     def unscaled(self) -> RopeConfig:
         """Return the rope before any length scaling; a proportional rope keeps its unrotated pairs."""
         return self if self.scaling is None else replace(self, scaling=self.scaling.unscaled())

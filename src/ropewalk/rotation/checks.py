@@ -11,11 +11,10 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from ropewalk.compiled import is_compiling, reasons_for_mathematics
+from ropewalk.compiled import is_compiling, overlaps_itself, reasons_for_mathematics, share_memory
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.values import as_whole, is_number
 from ropewalk.rotation.backends.request import AXES, Turn
-from ropewalk.rotation.memory import overlaps_itself, share_memory
 
 Layout = Literal["bshd", "bhsd", "thd"]
 

@@ -13,7 +13,7 @@ from ropewalk.atomic_io import as_path, may_replace, read_json, whole_folder, wr
 from ropewalk.checkpoints.gguf_copy import GGUFRope, copy_gguf
 from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.sources import find
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, shell_command
 from ropewalk.families import family_named
 from ropewalk.methods import method_named
 from ropewalk.progress import Progress, SilentProgress
@@ -23,7 +23,6 @@ from ropewalk.serving.engines import TABLE
 from ropewalk.serving.plan import ServeConfig, gguf_keys
 from ropewalk.serving.serve import Recorded, required_plan
 from ropewalk.serving.served import Served, text_of
-from ropewalk.shell import shell_command
 
 CARD = "ropewalk.md"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, shell_command
 from ropewalk.families import family_named
 from ropewalk.families.llama_cpp import ARCHITECTURES
 from ropewalk.methods import Reach, is_unsettled, method_named
@@ -18,7 +18,6 @@ from ropewalk.records import document
 from ropewalk.serving.applied import Case, Deviation, applied, blocks_of
 from ropewalk.serving.engines import MULTIPLIES_LENGTH, NOT_MULTIPLIED, ROPE_KEYS, TABLE
 from ropewalk.serving.served import Served, spelling_of
-from ropewalk.shell import shell_command
 
 LONGER = "longer.gguf"
 _INTERNAL: Any = {"json": False}

@@ -13,7 +13,7 @@ from typing import Any
 from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.gguf_copy import GGUFRope
 from ropewalk.checkpoints.sources import find, is_hub_name
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, shell_command
 from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named, why_no_effect
 from ropewalk.records import checked, malformed
@@ -21,7 +21,6 @@ from ropewalk.rope.values import check_factor, check_whole
 from ropewalk.serving.engines import ENGINES, RUNNERS
 from ropewalk.serving.plan import ServeConfig, gguf_keys, serving_plan
 from ropewalk.serving.served import Served
-from ropewalk.shell import shell_command
 
 _INSTEAD = {
     "keep": "Use the model unchanged; no files are needed.",

@@ -11,8 +11,8 @@ from typing import Any
 
 from ropewalk.attachment.config_keys import attention_keys, fields_under
 from ropewalk.checkpoints.checkpoint import Checkpoint, has_weights
-from ropewalk.checkpoints.gguf import PERMUTED, gguf_config
 from ropewalk.checkpoints.gguf_file import GGUFFile
+from ropewalk.checkpoints.gguf_rope import PERMUTED
 from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.checkpoints.sources import is_hub_name
 from ropewalk.errors import RopeError
@@ -126,6 +126,8 @@ class Served:
     @functools.cached_property
     def as_folder(self) -> Served | RopeError:
         """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
+        from ropewalk.checkpoints.gguf import gguf_config
+
         place = {name: getattr(self, name) for name in ("given", "name", "path", "arch")}
         try:
             content = gguf_config(GGUFFile(self.path or self.name)).to_dict()

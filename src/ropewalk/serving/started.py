@@ -18,7 +18,7 @@ from ropewalk.audit.findings import SEVERITIES, Finding, Severity
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.gguf_file import ROPE_TENSORS, GGUFFile
 from ropewalk.checkpoints.gguf_rope import gguf_fields, gguf_ropes
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, shell_command
 from ropewalk.families import FAMILIES
 from ropewalk.methods import main_rope
 from ropewalk.rope.config import RopeConfig
@@ -37,7 +37,6 @@ from ropewalk.serving.engines import (
 )
 from ropewalk.serving.serve import serve_config
 from ropewalk.serving.served import LENGTHS, parts_of, spelling_of, text_of
-from ropewalk.shell import shell_command
 
 _METHODS = {"yarn": "yarn", "linear": "pi", "dynamic": "dynamic", "llama3": "llama3"}
 Read = tuple[Checkpoint, float | None, list[Finding]]

@@ -11,11 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ropewalk.compiled import PLAIN
+from ropewalk.compiled import PLAIN, share_memory
 from ropewalk.errors import RopeError, check_kind, describe
 from ropewalk.rotation.backends import cpu, flex, reference, triton
 from ropewalk.rotation.backends.request import AttentionBackend, Backend, Norm, Store, Turn
-from ropewalk.rotation.memory import share_memory
 
 BACKENDS: tuple[Backend, ...] = (cast(Backend, cpu), cast(Backend, triton), cast(Backend, reference))
 ATTENTION: tuple[AttentionBackend, ...] = (
