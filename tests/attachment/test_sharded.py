@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.ranks import run_all
+from tests.launch.ranks import run_main
 
 QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 EXACT = 2e-6  # gradients of the largest gradient, and losses of about 5: rounding alone
@@ -18,8 +18,7 @@ def test_two_processes_give_what_one_does(tmp_path):
     """By accelerate's FSDP2, and by the Trainer on transformers' own: gradients, losses, shifts, saved folders."""
     from tests.attachment.sharded_ranks import CASES, STEPS, TRAINED
 
-    code = f"import os; os.environ.update({QUIET!r}); from tests.attachment.sharded_ranks import main; main()"
-    run_all(code, 2, tmp_path, str(tmp_path))
+    run_main("tests.attachment.sharded_ranks", 2, tmp_path, str(tmp_path), **QUIET)
     for rank in range(2):
         found: dict[str, dict[str, Any]] = json.loads((tmp_path / f"rank{rank}.json").read_text())
         rows = {name: row for name, row in found.items() if name.startswith("accelerate")}

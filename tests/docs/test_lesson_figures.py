@@ -130,16 +130,12 @@ def test_the_wrong_pairing_costs_and_conversion_mends_it() -> None:
 def record(folder: Path) -> Path:
     """Two seeds of rope (plain and with PI), one of a learned table that has no value past its length."""
     settings = {"seq_len": 64, "steps": 10, "batch_size": 4, "seeds": [0, 1], "size": "nano"}
-    lines: list[dict[str, object]] = [{"kind": "comparison", "settings": settings}]
-    for seed in (0, 1):
-        for scaling, length, loss in ((None, 64, 4.0), (None, 128, 6.0), ("pi", 128, 5.0)):
-            lines.append(
-                {"kind": "loss", "encoding": "rope", "seed": seed, "scaling": scaling, "length": length,
-                 "loss": loss + seed, "blocks": []}
-            )  # fmt: skip
-    for length, loss in ((64, 4.5), (128, None)):
-        lines.append({"kind": "loss", "encoding": "learned", "seed": 0, "scaling": None, "length": length,
-                      "loss": loss, "blocks": []})  # fmt: skip
+    ropes = [("rope", seed, *of, loss + seed) for seed in (0, 1)
+             for *of, loss in ((None, 64, 4.0), (None, 128, 6.0), ("pi", 128, 5.0))]  # fmt: skip
+    rows = [*ropes, ("learned", 0, None, 64, 4.5), ("learned", 0, None, 128, None)]
+    keys = ("encoding", "seed", "scaling", "length", "loss")
+    lines = [{"kind": "comparison", "settings": settings}]
+    lines += [{"kind": "loss", **dict(zip(keys, row, strict=True))} for row in rows]
     path = folder / "results.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path

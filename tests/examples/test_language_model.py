@@ -12,8 +12,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.models.training import held_out_windows, loss_by_position
-from tests.examples.loading import example
-from tests.prose import prose
+from tests.examples.loading import example, prose
 
 WORDS = [
     "--layers", "1", "--hidden", "16", "--heads", "2", "--length", "16", "--batch-size", "4", "--vocab-size", "270",

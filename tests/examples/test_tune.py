@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.examples.loading import example
+from tests.examples.loading import example, prose
 from tests.launch.ranks import free_port
-from tests.prose import prose
 from tests.serving.material import TARGET, checkpoint
 
 transformers = pytest.importorskip("transformers")

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ropewalk.rotation.backends import flex, reference
-from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds, KeyTurn
+from ropewalk.rotation.backends.request import AttentionRequest
 from tests.rotation.backends.attention_cases import CASES, Case, check, request_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -18,18 +19,7 @@ DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 
 def on_gpu(request: AttentionRequest) -> AttentionRequest:
     """The same request with every tensor on the GPU and the same strides."""
-
-    def move(x: Tensor) -> Tensor:
-        return x.to("cuda")
-
-    regions = []
-    for region in request.regions:
-        turn = region.turn
-        if turn is not None:
-            turn = KeyTurn(move(turn.cos), move(turn.sin), turn.interleaved, turn.scale)
-        regions.append(AttentionRegion(move(region.q), move(region.k), Bounds(*map(move, region.bounds)), turn))
-    sinks = None if request.sinks is None else move(request.sinks)
-    return AttentionRequest(tuple(regions), move(request.values), request.scale, request.softcap, sinks)
+    return tree_map_only(Tensor, lambda x: x.to("cuda"), request)
 
 
 def attend(request: AttentionRequest) -> Tensor:

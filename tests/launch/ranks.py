@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,56 +32,29 @@ def free_port() -> int:
     raise AssertionError("no port is free")
 
 
-def environment(rank: int, ranks: int, port: int, folder: Path, **more: str) -> dict[str, str]:
-    """Return the environment of one rank; its cache is in `folder`."""
-    ranks_own = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    ours = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
-    return {**os.environ, **{name: str(value) for name, value in ranks_own.items()}, **ours, **more}
+def run_main(module: str, ranks: int, folder: Path, *arguments: str, **variables: str) -> None:
+    """Run `main` of a module in each rank, with a launcher's environment; raise the first traceback of a rank."""
+    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(free_port()),
+              "MASTER_ADDR": "127.0.0.1", "XDG_CACHE_HOME": str(folder / "cache"), **variables}  # fmt: skip
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    _run(_launched, [(module, {**os.environ, **shared, **one}, arguments) for one in own], folder, 240)
 
 
-def run_all(code: str, ranks: int, folder: Path, *arguments: str, seconds: float = 240) -> list[str]:
-    """Return the output of Python code in each rank, forked as in `run_forked`. A rank that fails is an error."""
+def run_forked(work: Callable[..., None], ranks: int, folder: Path, *arguments: Any) -> None:
+    """Run `work(rank, *arguments)` in each process of one gloo group; raise the first traceback of a rank."""
     port = free_port()
-    outputs = [folder / f"output-{port}-{rank}.txt" for rank in range(ranks)]
-    _run(
-        [
-            _forking().Process(
-                target=_of_launcher,
-                args=(code, environment(rank, ranks, port, folder), rank, str(folder), out, arguments),
-            )
-            for rank, out in enumerate(outputs)
-        ],
-        folder,
-        seconds,
-    )
-    return [out.read_text() for out in outputs]
+    _run(_grouped, [(work, rank, ranks, port, arguments) for rank in range(ranks)], folder, 400)
 
 
-def run_forked(work: Callable[..., None], ranks: int, folder: Path, *arguments: Any, seconds: float = 400) -> None:
-    """Run `work(rank, *arguments)` in each process of one gloo group; raise the first traceback of a rank that fails.
+def _run(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], folder: Path, seconds: float) -> None:
+    """Start a process for each rank, wait for all and end those that are left; raise the first traceback.
 
-    The processes are forked from one that has imported torch, so that each costs tenths of a second instead of two.
+    They are forked from one that has imported torch, so that each costs tenths of a second instead of two.
     """
-    port = free_port()
-    _run(
-        [
-            _forking().Process(target=_of_group, args=(work, rank, ranks, port, str(folder), arguments))
-            for rank in range(ranks)
-        ],
-        folder,
-        seconds,
-    )
-
-
-def _forking() -> Any:
-    """Return a context that forks processes from one that has imported torch."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", __name__])
-    return context
-
-
-def _run(running: Sequence[Any], folder: Path, seconds: float) -> None:
-    """Start processes, wait for them and end those that are left; raise the first traceback."""
+    running = [context.Process(target=_rank, args=(work, folder / f"error-{rank}.txt", of))
+               for rank, of in enumerate(arguments)]  # fmt: skip
     try:
         for process in running:
             process.start()
@@ -100,33 +74,28 @@ def _run(running: Sequence[Any], folder: Path, seconds: float) -> None:
     assert [process.exitcode for process in running] == [0] * len(running)
 
 
-def _of_launcher(
-    code: str, environ: dict[str, str], rank: int, folder: str, out: Path, arguments: tuple[str, ...]
-) -> None:
-    os.environ.clear()
-    os.environ.update(environ)
-    sys.argv = ["-c", *arguments]
+def _rank(work: Callable[..., None], error: Path, arguments: tuple[Any, ...]) -> None:
     try:
-        with out.open("w") as sys.stdout:
-            exec(compile(code, "the code of a rank", "exec"), {"__name__": "__main__"})
+        work(*arguments)
     except BaseException:
-        Path(folder, f"error-{rank}.txt").write_text(traceback.format_exc())
+        error.write_text(traceback.format_exc())
         os._exit(1)
 
 
-def _of_group(
-    work: Callable[..., None], rank: int, ranks: int, port: int, folder: str, arguments: tuple[Any, ...]
-) -> None:
+def _launched(module: str, environ: dict[str, str], arguments: tuple[str, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = [module, *arguments]
+    import_module(module).main()
+
+
+def _grouped(work: Callable[..., None], rank: int, ranks: int, port: int, arguments: tuple[Any, ...]) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, ranks, rank == 0, timeout=timedelta(seconds=120))
-    try:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
-        work(rank, *arguments)
-        dist.barrier()  # no process takes its connections down while another still uses them
-    except BaseException:
-        Path(folder, f"error-{rank}.txt").write_text(traceback.format_exc())
-        os._exit(1)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    work(rank, *arguments)
+    dist.barrier()  # no process takes its connections down while another still uses them
     dist.destroy_process_group()

@@ -45,39 +45,41 @@ positions outside the rotation, as Ministral 3's attention scale and DeepSeek-V4
 """
 
 
+Rows = list[dict[str, Any]]
+
+
 def page(record: Path, random: Path) -> str:
     """The page of the two records."""
     content = json.loads(record.read_text(encoding="utf-8"))
-    rows = content["classes"]
-    count = Counter(by_class(rows).values())
-    others = count["differs"]
+    count = Counter(by_class(content["classes"]).values())
     causal = Counter(row["status"] for row in content["causal"])
-    moved = [
-        (row["shift before"], row["shift"])
-        for row in content["causal"]
-        if row["status"] == "exact" and None not in (row["shift before"], row["shift"])
-    ]
-    rest = [f"{number} {words}" for number, words in ((others, "classes differ"), (causal["not built"], "not built"))]
+    moved = [(row["shift before"], row["shift"]) for row in content["causal"] if row["status"] == "exact"]
+    moved = [pair for pair in moved if None not in pair]
+    rest = ((count["differs"], "classes differ"), (causal["not built"], "not built"))
     head = HEAD.format(
-        transformers=content["transformers"],
-        classes=count.total(),
-        exact=count["exact"],
-        refused=count["refused"],
-        causal=causal["exact"],
-        families=causal.total(),
-        causal_refused=causal["refused"],
-        others="".join(f", {words}" for words in rest if not words.startswith("0 ")),
-        before=median(before for before, _ in moved),
-        after=median(after for _, after in moved),
-    )
-    refused = [row for row in rows if row["status"] == "refused"]
-    exact = [row for row in rows if row["status"] != "refused"]
+        transformers=content["transformers"], classes=count.total(), exact=count["exact"], refused=count["refused"],
+        causal=causal["exact"], families=causal.total(), causal_refused=causal["refused"],
+        others="".join(f", {number} {words}" for number, words in rest if number),
+        before=median(before for before, _ in moved), after=median(after for _, after in moved),
+    )  # fmt: skip
+    rows = sorted(content["classes"], key=lambda row: (row["family"] or row["folder"], row["class"]))
+    named = [(f"`{row['family']}`" if row["family"] else row["folder"], f"`{row['class']}`", row) for row in rows]
+    exact = [[family, name, *_numbers(row)] for family, name, row in named if row["status"] != "refused"]
+    refused = [[family, name, row["reason"]] for family, name, row in named if row["status"] == "refused"]
     runs = json.loads(random.read_text(encoding="utf-8"))["runs"]
-    parts = [_causal(content["causal"]), _exact(exact), _refused(refused), ["</div>"], _random(runs)]
-    return head + "\n\n".join("\n".join(part) for part in parts) + "\n"
+    classes = table(["family", "class", "what rotates", ">error of frequencies", ">of rotation"], exact)
+    parts = [_causal(content["causal"]), EXACT + classes, REFUSED + table(["family", "class", "reason"], refused)]
+    return head + "\n\n".join([*parts, "</div>", _random(runs)]) + "\n"
 
 
-def by_class(rows: list[dict[str, Any]]) -> dict[str, str]:
+def table(heads: list[str], rows: list[list[Any]]) -> str:
+    """A Markdown table; ">" opens the head of a column that is right-aligned."""
+    names, rule = [head.lstrip(">") for head in heads], ["--:" if head[:1] == ">" else "---" for head in heads]
+    lines = [f"| {' | '.join(names)} |".replace("|  |", "| |"), f"|{'|'.join(rule)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def by_class(rows: Rows) -> dict[str, str]:
     """The status of each class: exact where every config that it takes is."""
     order = ["exact", "refused", "differs"]
     found: dict[str, str] = {}
@@ -96,70 +98,49 @@ ropewalk reads the config in three forms: the raw JSON (file), the config object
 2e-5. Rules that depend on the length are compared on both sides of their switch. A difference would be reduced to a
 minimal config and written into the record.
 
-| transformers | seed | families | configs drawn | not built there | differences |
-|---|--:|--:|--:|--:|--:|
 {runs}
 
-| form | {versions} |
-|---|{lines}|
 {sides}
 
 {changed}Reasons for refused forms with transformers {newest}:
 
-| forms | families | reason |
-|--:|--:|---|
 {reasons}
 
 Both records are made by `make parity`: `benchmarks/results/parity.json` and `benchmarks/results/parity_random.json`."""
 
 
-def _random(runs: list[dict[str, Any]]) -> list[str]:
+def _random(runs: Rows) -> str:
+    """The section of the random configs."""
     numbers = ("seed", "families", "drawn", "not built")
-    sides = sorted({side for run in runs for side in run["sides"]})
-    return [
-        RANDOM.format(
-            changed="".join(
-                f"Not drawn with transformers {run['transformers']}, which computes a different rope than the newest: "
-                + "; ".join(f"`{name}` ({how})" for name, how in run["changed"].items())
-                + ".\n\n"
-                for run in runs
-                if run["changed"]
-            ),
-            newest=runs[0]["transformers"],
-            versions=" | ".join(run["transformers"] for run in runs),
-            lines="|".join("--:" for _ in runs),
-            runs="\n".join(
-                f"| {run['transformers']} | {' | '.join(str(run[key]) for key in numbers)} | {len(run['differs'])} |"
-                for run in runs
-            ),
-            sides="\n".join(
-                f"| {side} | {' | '.join(str(run['sides'].get(side, 0)) for run in runs)} |" for side in sides
-            ),
-            reasons="\n".join(
-                f"| {row['sides']} | {len(row['families'])} | {row['reason']} |" for row in runs[0]["refused"]
-            ),
-        )
-    ]
+    sides, versions = sorted({side for run in runs for side in run["sides"]}), [run["transformers"] for run in runs]
+    changed = [
+        f"Not drawn with transformers {run['transformers']}, which computes a different rope than the newest: "
+        + "; ".join(f"`{name}` ({how})" for name, how in run["changed"].items()) + ".\n\n"
+        for run in runs if run["changed"]
+    ]  # fmt: skip
+    heads = ["transformers", ">seed", ">families", ">configs drawn", ">not built there", ">differences"]
+    return RANDOM.format(
+        runs=table(heads, [[run["transformers"], *(run[key] for key in numbers), len(run["differs"])] for run in runs]),
+        sides=table(["form", *(f">{one}" for one in versions)],
+                    [[side, *(run["sides"].get(side, 0) for run in runs)] for side in sides]),
+        changed="".join(changed), newest=versions[0],
+        reasons=table([">forms", ">families", "reason"],
+                      [[row["sides"], len(row["families"]), row["reason"]] for row in runs[0]["refused"]]),
+    )  # fmt: skip
 
 
-def _causal(rows: list[dict[str, Any]]) -> list[str]:
-    lines = ["| family | | largest difference of logits | shifted, the model itself | shifted, attached |",
-             "|---|---|--:|--:|--:|"]  # fmt: skip
-    return lines + [_causal_row(row) for row in sorted(rows, key=lambda row: str(row["family"]))]
+def _causal(rows: Rows) -> str:
+    """The table of causal families."""
+    heads = ["family", "", ">largest difference of logits", ">shifted, the model itself", ">shifted, attached"]
+    cells = []
+    for row in sorted(rows, key=lambda row: str(row["family"])):
+        numbers = [row.get(key) for key in ("logits", "shift before", "shift")]
+        status = row["status"] + (f": {row['reason']}" if "reason" in row else "")
+        cells.append([f"`{row['family']}`", status, *("" if one is None else f"{one:.0e}" for one in numbers)])
+    return table(heads, cells)
 
 
-def _causal_row(row: dict[str, Any]) -> str:
-    numbers = [row.get(key) for key in ("logits", "shift before", "shift")]
-    shown = " | ".join("" if number is None else f"{number:.0e}" for number in numbers)
-    reason = f": {row['reason']}" if "reason" in row else ""
-    return f"| `{row['family']}` | {row['status']}{reason} | {shown} |"
-
-
-REFUSED = """## Refused classes
-
-| family | class | reason |
-|---|---|---|"""
-
+REFUSED = "## Refused classes\n\n"
 EXACT = """## Rotary classes
 
 Each class is built from the defaults of its config class and compared with `RopeConfig.from_hf`: inverse frequencies
@@ -168,32 +149,14 @@ model's own function (absolute error at most 1e-5). Three wrong readings (the ot
 pair fewer) must give a different rotation, or the row does not count. A config that contains only its sizes must give
 the same rope, or be refused. For multi-head latent attention the width is the rotating slice's.
 
-| family | class | what rotates | error of frequencies | of rotation |
-|---|---|---|--:|--:|"""
+"""
 
 
-def _refused(rows: list[dict[str, Any]]) -> list[str]:
-    return [REFUSED, *(f"| {_family(row)} | `{row['class']}` | {row['reason']} |" for row in _sorted(rows))]
-
-
-def _exact(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [EXACT]
-    for row in _sorted(rows):
-        layers = row["layers"]
-        turns = "; ".join(
-            found["rope"] if name == "all" else f"{name}: {found['rope']}" for name, found in layers.items()
-        )
-        frequencies = [found["frequencies"] for found in layers.values() if "frequencies" in found]
-        rotation = max(found["rotation"] for found in layers.values())
-        shown = f"{max(frequencies):.0e}" if frequencies else ""
-        note = "" if row["status"] == "exact" else "**differs** "
-        lines.append(f"| {_family(row)} | `{row['class']}` | {note}{turns} | {shown} | {rotation:.0e} |")
-    return lines
-
-
-def _family(row: dict[str, Any]) -> str:
-    return f"`{row['family']}`" if row["family"] else row["folder"]
-
-
-def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: (row["family"] or row["folder"], row["class"]))
+def _numbers(row: dict[str, Any]) -> list[str]:
+    """What rotates in a class, and the errors of frequencies and of the rotation."""
+    layers = row["layers"]
+    turns = "; ".join(found["rope"] if name == "all" else f"{name}: {found['rope']}" for name, found in layers.items())
+    frequencies = [found["frequencies"] for found in layers.values() if "frequencies" in found]
+    rotation = max(found["rotation"] for found in layers.values())
+    note = "" if row["status"] == "exact" else "**differs** "
+    return [note + turns, f"{max(frequencies):.0e}" if frequencies else "", f"{rotation:.0e}"]
