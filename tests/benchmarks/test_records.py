@@ -1,4 +1,4 @@
-"""What benchmarks save of a run gives the doctor's evidence again, and the second rule has the same numbers as it."""
+"""What benchmarks save of a run gives the doctor's evidence again; the second rule; the copies with a known reach."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import phantoms
 import pytest
 import records
 import rule_errors
+import torch
 from rule_again import Rule, chance
 
+from ropewalk.checkpoints.opening import reader_of
+from ropewalk.checkpoints.reader import Reader
 from ropewalk.diagnosis.evidence import gather
 from ropewalk.diagnosis.facts import Found
-from tests.diagnosis.models import small_diagnosis
+from ropewalk.methods import METHODS, Reach
+from tests.diagnosis.models import random_ids, small_diagnosis, tiny_decoder
 
 
 def test_essentials_give_the_decision_of_the_run() -> None:
@@ -79,3 +84,62 @@ def test_again_starts_over_and_a_text_has_its_digest(tmp_path: Path, monkeypatch
     for words, saved in (([], {"a": 1, "b": 2}), (["--again"], {})):
         monkeypatch.setattr(sys, "argv", ["", *words])
         assert records.parsed(argparse.ArgumentParser(), str(tmp_path / "record.json"))[1] == saved
+
+
+# --- the copies with a known reach: a token farther back has no effect, and within the window nothing changes
+
+WINDOW, QUESTIONS = 12, [([3, 4], [[5], [6, 7], [8], [9]])]
+
+
+def phantom(method: str, layers: int = 1, tokens: int = WINDOW) -> Reader:
+    """A random model under a method, of which each layer sees `tokens` tokens."""
+    reader = reader_of(tiny_decoder(num_hidden_layers=layers))
+    positions = METHODS[method].positions(reader.positions, Reach(8, 40))
+    return reader.under(phantoms.windowed(positions, tokens))
+
+
+def measured(reader: Reader, ids: torch.Tensor, chunk: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    """Return the losses of all tokens after the first, and the answers to a question after 30 tokens."""
+    answers: list[list[float]] = []
+    losses = reader.window_losses(ids, chunk=chunk, asking={30: lambda prefix: answers.extend(prefix.ask(QUESTIONS))})
+    return np.concatenate(([0.0], losses)), np.array(answers)
+
+
+@pytest.mark.parametrize("method", ["plain", "dca"])
+def test_a_token_farther_back_than_the_window_has_no_effect_in_one_layer(method: str) -> None:
+    reader, ids, chunk = phantom(method), random_ids(40), 7
+    other = ids.clone()
+    other[5] = (ids[5] + 1) % 50
+    (losses, answers), (changed, asked) = measured(reader, ids, chunk), measured(reader, other, chunk)
+    differs = np.abs(losses - changed) > 1e-6
+    assert differs[5 : 5 + WINDOW + 1].all()  # the query at 5 + WINDOW - 1 sees it and predicts the next token
+    assert not differs[5 + WINDOW + 1 :].any()
+    np.testing.assert_allclose(answers, asked, atol=1e-6)  # 25 tokens and more back
+    other = ids.clone()
+    other[28] = (ids[28] + 1) % 50
+    assert np.abs(measured(reader, other, chunk)[1] - answers).max() > 1e-4
+
+
+@pytest.mark.parametrize("method", ["plain", "dca"])
+def test_a_text_within_the_window_is_read_as_without_it(method: str) -> None:
+    ids, wide = random_ids(40), measured(phantom(method, 3, 50), random_ids(40))
+    reader = reader_of(tiny_decoder(num_hidden_layers=3))
+    whole = measured(reader.under(METHODS["dca"].positions(reader.positions, Reach(8, 40)))
+                     if method == "dca" else reader, ids)  # fmt: skip
+    for one, other in zip(wide, whole, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+@pytest.mark.parametrize("method", ["plain", "dca"])
+def test_the_first_tokens_stay_visible_if_they_are_kept(method: str) -> None:
+    """A change of token 1 reaches every later query, one of token 2 none that is out of its window."""
+    reader, ids = reader_of(tiny_decoder(num_hidden_layers=1)), random_ids(40)
+    positions = METHODS[method].positions(reader.positions, Reach(8, 40))
+    kept = reader.under(phantoms.windowed(positions, WINDOW, 2))
+    for token, reaches in ((1, True), (2, False)):
+        other = ids.clone()
+        other[token] = (ids[token] + 1) % 50
+        for chunk in (100, 7):
+            differs = np.abs(measured(kept, ids, chunk)[0] - measured(kept, other, chunk)[0]) > 1e-6
+            assert differs[token + WINDOW + 1 :].any() == reaches
+            assert differs[token : token + WINDOW + 1].all()

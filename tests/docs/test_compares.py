@@ -1,8 +1,7 @@
-"""Cells of the comparison: these tests call the package or search its source if the version named is installed."""
+"""Cells of the comparison: these tests call a package if the version that the page names is installed."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,18 +21,15 @@ HEADS = ["ropewalk", "transformers", "rotary-embedding-torch", "x-transformers",
 TABLE = {row[0]: dict(zip(HEADS, row[1:], strict=True)) for row in ROWS[2:]}
 
 
-def source(head, *files):
-    """Return the text of a package's files, by default of all; skip if the version on the page is not installed."""
-    wanted = next(cell for cell in ROWS[0] if cell.startswith(head)).split(" ")[1]
+def needs(package):
+    """Skip a test unless the version of a package on the page is installed."""
+    wanted = next(cell for cell in ROWS[0] if cell.startswith(package)).split(" ")[1]
     try:
-        installed = version(head)
+        installed = version(package)
     except PackageNotFoundError:
-        pytest.skip(f"{head} is not installed")
+        pytest.skip(f"{package} is not installed")
     if installed != wanted:
-        pytest.skip(f"{head} is {installed}, and the page is about {wanted}")
-    [folder] = importlib.util.find_spec(head.replace("-", "_")).submodule_search_locations
-    paths = [Path(folder, name) for name in files] or sorted(Path(folder).rglob("*.py"))
-    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+        pytest.skip(f"{package} is {installed}, and the page is about {wanted}")
 
 
 def test_ropewalk():
@@ -59,8 +55,7 @@ def test_ropewalk():
 
 def test_transformers():
     """Check its rules by name, the effect of a cast on its angles, and the pairing of its models."""
-    source("transformers")
-    pytest.importorskip("transformers")
+    needs("transformers")
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -76,7 +71,7 @@ def test_transformers():
 @torch.no_grad()
 def test_the_tasks_in_rotary_embedding_torch():
     """Its calls for tasks 1 to 5 and 7 return what ours return."""
-    source("rotary-embedding-torch")
+    needs("rotary-embedding-torch")
     pytest.importorskip("einops")
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 

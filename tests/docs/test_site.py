@@ -56,17 +56,6 @@ def test_every_page_is_built(site):
 
 
 @pytest.mark.thorough
-def test_nothing_is_fetched_from_elsewhere(site):
-    """Scripts, styles, fonts and pictures are in the folder; styles request no address."""
-    for page in site.rglob("*.html"):
-        loaded = [one or other for one, other in LOADED.findall(page.read_text(encoding="utf-8"))]
-        assert loaded or page.parent.name == "explorer"  # one file that holds everything
-        assert [address for address in loaded if re.match(r"(https?:)?//", address)] == []
-    for style in site.rglob("*.css"):
-        assert not re.search(r"(url\(|@import)[\s\"']*(https?:)?//", style.read_text(encoding="utf-8"))
-
-
-@pytest.mark.thorough
 def test_the_reference_has_every_public_name(site):
     """A heading for each, on one page, with its signature and its docstring's first words."""
     import ropewalk as rw
@@ -103,8 +92,16 @@ def test_every_name_of_the_reference_has_an_example():
 
 
 @pytest.mark.thorough
-def test_search_and_formulas_need_no_network(site):
-    """The search works without a server, KaTeX is in the folder, and no script requests an address."""
+def test_nothing_is_fetched_from_elsewhere(site):
+    """Scripts, styles, fonts and pictures are in the folder, KaTeX and a search without a server, too."""
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = [one or other for one, other in LOADED.findall(text)]
+        assert loaded or page.parent.name == "explorer"  # one file that holds everything
+        assert [address for address in loaded if re.match(r"(https?:)?//", address)] == []
+        assert not re.search(r"unpkg|jsdelivr|cdnjs|googleapis", text), page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)[\s\"']*(https?:)?//", style.read_text(encoding="utf-8"))
     assert (site / "search" / "search_index.js").exists()
     page = (site / "lesson" / "02-turning-pairs.html").read_text(encoding="utf-8")
     assert page.count('class="arithmatex"') >= 5
@@ -114,8 +111,6 @@ def test_search_and_formulas_need_no_network(site):
         assert (site / "assets" / "katex" / name).exists()
     style = (site / "assets" / "katex" / "katex.min.css").read_text(encoding="utf-8")
     assert all((site / "assets" / "katex" / name).exists() for name in re.findall(r"url\((.*?)\)", style))
-    for page in site.rglob("*.html"):
-        assert not re.search(r"unpkg|jsdelivr|cdnjs|googleapis", page.read_text(encoding="utf-8")), page
 
 
 @pytest.mark.thorough

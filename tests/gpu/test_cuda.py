@@ -16,6 +16,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
+from tests.diagnosis.models import tiny_decoder
 from tests.models.forms import ROPE, pack
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -34,12 +35,9 @@ def _settings() -> Iterator[None]:
 
 def make(**changes: Any) -> rw.Decoder:
     """Two layers, four heads on two key heads, on the GPU, with weights that matter."""
-    given: dict[str, Any] = {
-        "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1,
-        "rope": rw.RopeConfig(16, interleaved=False, max_position_embeddings=64),
-    }  # fmt: skip
-    return rw.Decoder(rw.models.DecoderConfig(**{**given, **changes})).cuda()
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "initializer_range": 0.1}
+    rope = rw.RopeConfig(16, interleaved=False, max_position_embeddings=64)
+    return tiny_decoder(**{"rope": rope, **sizes, **changes}).cuda()
 
 
 @pytest.mark.parametrize("window", [None, 5])

@@ -1,6 +1,6 @@
 """`make parity`: compare every rotary class and causal family of transformers with ropewalk, and random configs.
 
-    python -m tests.parity [--only NAME ...] [--seed N] [--configs N] [--random] [--page]
+    python -m tests.parity [--seed N] [--configs N] [--random] [--page]
 
 The random configs are drawn anew each day (`--seed` is the date); the records say from which seed. Results are kept
 under build/parity until something that they depend on changes: the same command resumes. `--random` leaves the
@@ -25,7 +25,7 @@ from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.progress import expect, shown
 from tests.parity.causal import causal_families, check_causal
 from tests.parity.check import check
-from tests.parity.classes import Part, all_parts
+from tests.parity.classes import all_parts
 from tests.parity.page import page
 from tests.parity.random_configs import drawn_families, run, summary
 
@@ -38,26 +38,20 @@ PACKAGES = ("families", "rope", "rotation", "attachment")  # the rows depend on 
 def main() -> None:
     """Measure what is not measured yet; when all is there, write the record and the page."""
     parser = argparse.ArgumentParser(prog="make parity")
-    parser.add_argument("--only", nargs="*", default=[], help="classes and families of this name; writes nothing")
     parser.add_argument("--seed", type=int, default=int(datetime.now(UTC).strftime("%Y%m%d")))
     parser.add_argument("--configs", type=int, default=25, help="random configs of each family [25]")
     parser.add_argument("--random", action="store_true", help="random configs only")
     parser.add_argument("--page", action="store_true", help="make the page from the records that are there")
     arguments = parser.parse_args()
-    only = arguments.only
-    parts = [part for part in all_parts() if not only or _named(part, only)]
+    parts = all_parts()
     jobs: dict[str, dict[str, Callable[[], dict[str, Any]]]] = {
         "classes": {part.job: partial(check, part) for part in parts},
-        "causal": {name: partial(check_causal, name) for name in causal_families() if not only or name in only},
+        "causal": {name: partial(check_causal, name) for name in causal_families()},
     }
-    drawn = [name for name in drawn_families() if not only or name in only]
     seed, count = arguments.seed, arguments.configs
-    random = {f"{name} {seed} {count}": partial(run, name, seed, count) for name in drawn}
+    random = {f"{name} {seed} {count}": partial(run, name, seed, count) for name in drawn_families()}
     jobs = {} if arguments.page else {"random": random} if arguments.random else {"random": random, **jobs}
     rows = {kind: measure(kind, of_kind) for kind, of_kind in jobs.items()}
-    if only:
-        print("\n".join(json.dumps(row) for kind in rows.values() for row in kind))
-        return
     versions = {name: version(name) for name in ("transformers", "torch", "hypothesis")}
     if "random" in rows:
         runs = json.loads(RANDOM.read_text(encoding="utf-8"))["runs"] if RANDOM.exists() else []
@@ -97,10 +91,6 @@ def measure(kind: str, jobs: dict[str, Callable[[], dict[str, Any]]]) -> list[di
                 ledger.add(job, compute())
             bar.advance(1)
     return [ledger[job] for job in jobs if job in ledger]
-
-
-def _named(part: Part, words: list[str]) -> bool:
-    return any(word.lower() in f"{part.name} {part.config}".lower() for word in words)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import ropewalk as rw
 from ropewalk.families import FAMILIES
 from ropewalk.rope.model_ropes import ModelRopes
 from tests.parity.classes import CHANGES, READ_AS, UNREAD, Part, config_of, reading_of
-from tests.parity.own import LONGEST, Sample, frequencies, sample
+from tests.parity.own import Sample, frequencies, sample
 from tests.rope.models import Model
 
 WRONG = ["pairing", "theta", "width"]
@@ -92,28 +92,32 @@ def _alpha(part: Part, config: Any) -> torch.Tensor | None:
 
 def _layer(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) -> dict[str, Any]:
     """How far one layer type's frequencies, factor and rotation are from the class's own."""
-    own = frequencies(part, config, layer_type)
-    ours = rw.inverse_frequencies(rope, 1 if rope.needs_seq_len else None)
     found: dict[str, Any] = {"rope": describe(rope)}
-    exact = True
+    own, exact = frequencies(part, config, layer_type), True
     if own is not None:
-        expected, factor = own[0].flatten().unique(), own[1]
-        actual = ours.inv_freq.sum(0).abs().unique()  # the class keeps them above 0 even where it turns back
-        same = actual.shape == expected.shape
-        error = ((actual - expected).abs() / expected.abs().clamp(min=1e-30)).max().item() if same else math.inf
-        found["frequencies"] = rounded(error)
-        found["factor"] = abs(ours.attention_factor / factor - 1.0)
-        exact = error <= CLOSE and found["factor"] <= CLOSE
+        error, factor = off(own, rope, 1)
+        found |= {"frequencies": rounded(error), "factor": factor}
+        exact = error <= CLOSE and factor <= CLOSE
     taken = sample(part, config, layer_type, rope)
-    found["rotation"] = rounded(_distance(taken, rope))
+    found["rotation"] = rounded(distance(taken, rope))
     wrong = sabotaged(rope)
-    found["noticed"] = [name for name in wrong if _distance(taken, wrong[name]) > 10 * TURNED]
+    found["noticed"] = [name for name in wrong if distance(taken, wrong[name]) > 10 * TURNED]
     return {**found, "exact": exact and found["rotation"] <= TURNED}
 
 
-def _distance(taken: Sample, rope: rw.RopeConfig) -> float:
+def off(own: tuple[torch.Tensor, float], rope: rw.RopeConfig, seq_len: int) -> tuple[float, float]:
+    """The relative errors of our frequencies and attention factor at a length, compared with the class's own."""
+    ours = rw.inverse_frequencies(rope, seq_len)
+    # the class keeps them above 0 even where it turns back
+    expected, actual = own[0].flatten().unique(), ours.inv_freq.sum(0).abs().unique()
+    same = actual.shape == expected.shape
+    error = ((actual - expected).abs() / expected.abs().clamp(min=1e-30)).max().item() if same else math.inf
+    return error, abs(ours.attention_factor / own[1] - 1.0)
+
+
+def distance(taken: Sample, rope: rw.RopeConfig) -> float:
     """The largest difference of our rotation of the sample."""
-    seq_len = LONGEST if rope.needs_seq_len else None
+    seq_len = int(taken.positions.max()) + 1 if rope.needs_seq_len else None
     ours = rw.RotaryEmbedding(rope).rotate(taken.q, position_ids=taken.positions, seq_len=seq_len)
     return float((ours - taken.turned).abs().max().detach())
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 import ropewalk as rw
 from ropewalk.families import FAMILIES
 from ropewalk.rope.model_ropes import ModelRopes
-from tests.parity.check import reason
+from tests.parity.check import distance, off, reason
 from tests.parity.classes import Part, all_parts, config_classes, default_config
 from tests.parity.draw import configs
 from tests.parity.own import frequencies, is_special, sample
@@ -134,19 +134,11 @@ def _same(part: Part, config: Any, layer_type: str | None, rope: rw.RopeConfig) 
     trained = rope.original_length or rope.max_position_embeddings or 0
     for seq_len in (20, trained, trained + 1, 3 * trained + 7) if rope.needs_seq_len else (20,):
         own = _built(lambda config, n=seq_len: frequencies(part, config, layer_type, n), config)
-        ours = rw.inverse_frequencies(rope, seq_len)
-        if own is None:
-            continue
-        expected, actual = own[0].flatten().unique(), ours.inv_freq.sum(0).abs().unique()
-        if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=CLOSE, atol=1e-12):
-            raise Differs(f"{layer_type}: frequencies {ours.inv_freq.sum(0)[:4]}, theirs {own[0].flatten()[:4]}")
-        if abs(ours.attention_factor / own[1] - 1.0) > CLOSE:
-            raise Differs(f"{layer_type}: attention factor {ours.attention_factor}, theirs {own[1]}")
-    taken = _built(lambda config: sample(part, config, layer_type, rope), config)
-    seq_len = int(taken.positions.max()) + 1 if rope.needs_seq_len else None
-    turned = rw.RotaryEmbedding(rope).rotate(taken.q, position_ids=taken.positions, seq_len=seq_len)
-    error = float((turned - taken.turned).abs().max())
-    if error > TURNED:
+        errors = (0.0, 0.0) if own is None else off(own, rope, seq_len)
+        if not all(error <= CLOSE for error in errors):  # nor is NaN
+            raise Differs(f"{layer_type}: frequencies are off by {errors[0]:.1e}, the factor by {errors[1]:.1e}")
+    error = distance(_built(lambda config: sample(part, config, layer_type, rope), config), rope)
+    if not error <= TURNED:
         raise Differs(f"{layer_type}: turned queries differ by {error:.1e}")
 
 

@@ -1,12 +1,17 @@
-"""Every block of code in docs/ runs, and prints what the page says."""
+"""Every block of code in docs/ runs, and quick commands do; both print what the page says."""
 
 from __future__ import annotations
 
 import re
 import runpy
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+
+from ropewalk.cli.app import main
+from ropewalk.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -56,16 +61,6 @@ def test_the_lesson_has_its_fourteen_steps():
     assert [page.name for page in LESSON if f"lesson/{page.name}" not in navigation] == []
 
 
-@pytest.mark.parametrize("page", LESSON, ids=lambda page: page.stem)
-def test_each_step_has_code_a_figure_and_a_mistake(page):
-    """Code with its output, a picture, and what the common mistake does, measured."""
-    text = page.read_text()
-    before, mistake = text.split("\n## The common mistake", 1)
-    assert '```text title="Output"' in before
-    assert re.search(r"<!-- (figure|picture): \.\./figures/", text)
-    assert '```text title="Output"' in mistake
-
-
 def pictures_of_the_explorer():
     """Return the ids of its pictures, which are the anchors of its page."""
     sources = [path.read_text() for path in (ROOT / "web" / "src").rglob("*.ts")]
@@ -73,9 +68,16 @@ def pictures_of_the_explorer():
 
 
 @pytest.mark.parametrize("page", LESSON, ids=lambda page: page.stem)
-def test_each_step_names_its_slide_and_asks_first(page):
-    """Step N names slide N first, and pictures of the explorer; a question with a folded answer; an exercise."""
+def test_each_step_has_its_parts(page):
+    """Step N names slide N first, and pictures of the explorer; a question with a folded answer; an exercise.
+
+    A picture, code with its output, and what the common mistake does, measured.
+    """
     text = page.read_text()
+    before, mistake = text.split("\n## The common mistake", 1)
+    assert '```text title="Output"' in before
+    assert re.search(r"<!-- (figure|picture): \.\./figures/", text)
+    assert '```text title="Output"' in mistake
     first = text.split("\n\n")[1]
     assert re.match(rf"\*Slide {int(page.name[:2])}, “.+”", first.splitlines()[0])
     pictures = re.findall(r"\]\(\.\./explorer\.md#(\w*)(?:&[\w.=-]+)*\)", first)
@@ -97,3 +99,61 @@ def test_a_changed_output_is_found(tmp_path, monkeypatch):
         page.write_text(text)
         before, after = OUTPUTS["run_page"](page)
         assert (after == before) is same
+
+
+# --- how-to pages: the printed outputs of quick commands, and the methods that they name
+
+RECORD = ROOT / "benchmarks" / "results" / "doctor-terminal.json"
+QUICK = ("serve-config", "extend apply", "vectors", "inspect")
+"""The commands that take less than a second; all others are not run."""
+
+
+def commands(page):
+    """Yield each command of a page with its printed output, in the order of the page."""
+    for block in re.findall(r"```console\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        for part in re.split(r"^\$ ", block.replace("\\\n", ""), flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield shlex.split(command, comments=True), output
+
+
+def fragments(output):
+    """Return the shown parts of an output, without line breaks: "..." stands for what is left out."""
+    return [part for part in (" ".join(each.split()) for each in output.split("...")) if part]
+
+
+@pytest.mark.parametrize(
+    ("page", "least"), [("install.md", 2), ("extending.md", 1), ("serve.md", 6), ("vectors.md", 1)]
+)
+def test_quick_commands_print_what_the_page_shows(page, least, tmp_path, monkeypatch, capsys):
+    """Each in a folder with the built-in model as `my-model`, its config, and the record of `ropewalk doctor tiny`."""
+    shutil.copytree(ROOT / "src/ropewalk/builtin/tiny", tmp_path / "my-model")
+    shutil.copy(RECORD, tmp_path / "result.json")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    checked = 0
+    for words, output in commands(page):
+        quick = words[0] == "ropewalk" and " ".join(words[1:]).startswith(QUICK)
+        if not quick or not (Path(words[2 + (words[1] == "extend")]).exists() or "tiny" in words):
+            continue  # a model of the reader's
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([*words[1:], *(["--overwrite"] if words[1] == "extend" else [])])
+        assert not ended.value.code
+        printed, at = " ".join(capsys.readouterr().out.split()), 0
+        for fragment in fragments(output):
+            at = printed.find(fragment, at)
+            assert at >= 0, (words, fragment, printed)
+            at += len(fragment)
+        checked += bool(output.strip())
+    assert checked >= least
+
+
+def test_attach_names_every_method():
+    """Each method in the row of where it acts; those that change nothing are left out."""
+    rows = re.findall(r"^\| (`.+?`) \| (the tables|attention) \|", (DOCS / "attach.md").read_text(), re.MULTILINE)
+    named = {where: set() for where in ("the tables", "attention")}
+    for names, where in rows:
+        named[where] |= set(re.findall(r"`([\w-]+)`", names))
+    extends = {name: method for name, method in METHODS.items() if method.extends}
+    tables = {name for name, method in extends.items() if not method.in_attention and method.scaling is not None}
+    assert named == {"the tables": tables, "attention": set(extends) - tables}
