@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import rotation
 import torch
-from rotation import Call, Contender, Work, interleave
+from rotation import Contender, Work, interleave
 
 import ropewalk as rw
 from tests.rotation.backends.cases import FURTHEST, Case
@@ -102,11 +102,7 @@ def test_every_bound_is_measured_by_some_group() -> None:
 
 def test_a_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is timed."""
-
-    def wrong(work: Work, i: int) -> Call:
-        return lambda: [rw.rotate(x, work.cos, work.sin, interleaved=True) for x in work.inputs[i]]
-
-    monkeypatch.setitem(rotation.MADE, "wrong", (wrong, {"eps": 4.0}))
+    monkeypatch.setitem(rotation.MADE, "wrong", (rotation.MADE[rotation.INTERLEAVED][0], {"eps": 4.0}))
     with pytest.raises(AssertionError, match="wrong, float32"):
         rotation.measure(("sweep", CASE, ("wrong",)), seconds=0.0)
 
@@ -128,9 +124,8 @@ def test_our_contenders_are_what_they_are_named() -> None:
     assert all(torch.equal(one, other) for one, other in zip(work.outs[1], expected, strict=True))
 
 
-def record(kind: str = "sweep", dtype: str = "bfloat16", tokens: int = 64, **medians: float) -> dict[str, Any]:
-    times = {name: {"p50": p50} for name, p50 in medians.items()}
-    return {"kind": kind, "dtype": dtype, "tokens": tokens, "microseconds": times}
+def record(kind: str = "sweep", dtype: str = "bfloat16", **medians: float) -> dict[str, Any]:
+    return {"kind": kind, "dtype": dtype, "microseconds": {name: {"p50": p50} for name, p50 in medians.items()}}
 
 
 def test_bounds() -> None:
@@ -144,7 +139,7 @@ def test_bounds() -> None:
     assert value(record(ours=9.01, copy=20.0, jax=10.0)) == 0.901
     assert value(record(dtype="float32", ours=1.0, copy=10.0), record(kind="host", ours=1.0, copy=10.0)) is None
     assert value(record(ours=6.0, transformers=2.0), record(copy=2.0)) is None
-    assert value(*(record(tokens=n, ours=n / 512, copy=1.0) for n in (256, 512, 64))) == 1.0
+    assert value(*(record(ours=ratio, copy=1.0) for ratio in (0.5, 1.0, 0.125))) == 1.0
     assert len({(each.name, each.against) for each in rotation.CPU_BOUNDS}) == len(rotation.CPU_BOUNDS)
 
 
