@@ -42,7 +42,7 @@ class Block:
 
     - `written`: the block's own keys. `config`: the whole text config; `outer`: the config that contains it, or {}.
       `nested`: whether it is one of several blocks, keyed by layer type.
-    - `rope`: None if RopeConfig does not support the config.
+    - `rope`: None if RopeConfig does not support the config. `window`: of its layers in tokens, None for all tokens.
     """
 
     config: Mapping[str, Any]
@@ -51,6 +51,7 @@ class Block:
     layer_type: str | None = None
     nested: bool = False
     rope: RopeConfig | None = None
+    window: int | None = None
 
     @property
     def rope_type(self) -> str:

@@ -12,7 +12,7 @@ from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of, has_weights
 from ropewalk.families import described, unread_keys
 from ropewalk.rope.config import indexer_rope
-from ropewalk.rope.model_ropes import ModelRopes, attends, is_windowed, window_of_layer_type
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import yarn_mscale
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
@@ -210,33 +210,16 @@ def longrope(block: Block) -> Iterator[Finding]:
 
 
 def local_layers_scaled(block: Block) -> Iterator[Finding]:
-    """Find one scaling for both the local and the global layers of a model."""
-    family, stated = block.family, block.config.get("layer_types")
-    if block.nested or block.rope_type not in ("yarn", "linear", "dynamic", "llama3", "longrope"):
+    """Find a scaling where all layers that rotate have a window within the length before it."""
+    rope, window = block.rope, block.window
+    if rope is None or window is None or block.nested or block.is_trained or rope.unscaled() == rope:
         return
-    still = set(family.nope if family else ())
-    known = stated if isinstance(stated, list) and stated else family.layer_types if family else ()
-    types = {label for label in known if isinstance(label, str) and attends(label)}
-    others = {label for label in types if not is_windowed(label)}
-    windowed = sorted(types - others - still)
-    window = window_of_layer_type(block.config, windowed[0]) if windowed else None
-    without = window is None and (family.module.window_key if family else "sliding_window") in block.config
-    if not windowed or not others or without:
-        return
-    if block.is_trained or (family and (family.scaled or family.blocks)):
-        return
-    within = f"which never attend beyond their window{f' of {window:,} tokens' if window else ''}"
-    if others <= still:
+    if window <= (rope.original_length or window):
         yield block.note(
             "local-layers-scaled",
-            f"Only {windowed[0]} layers rotate here, {within}: the {block.rope_type} block extends nothing.",
+            f"The layers that rotate never attend beyond their window of {window:,} tokens: the {block.rope_type} "
+            "block extends nothing.",
             "Remove the scaling, unless the model was trained with it.",
-        )
-    else:
-        yield block.note(
-            "local-layers-scaled",
-            f"One {block.rope_type} block applies to all layers, also to {windowed[0]} layers, {within}.",
-            f"Keep it if the model was trained with it: {block.model_type or 'the class'} has one rope for all layers.",
         )
 
 
@@ -298,7 +281,8 @@ def lint(config: Mapping[str, Any], *, ropes: ModelRopes | None = None) -> list[
         label = block.layer_type if block.layer_type in known else None
         if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
             label = "full_attention" if "full_attention" in known else next(iter(known), None)
-        ready = dataclasses.replace(block, rope=known.get(label))
+        window = ropes.layers_of(label).window if ropes and label in known else None
+        ready = dataclasses.replace(block, rope=known.get(label), window=window)
         findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))
