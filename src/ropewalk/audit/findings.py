@@ -91,7 +91,6 @@ class Block:
         """Return a finding about this block."""
         return Finding(code=code, severity=severity, message=message, cure=cure, layer_type=self.layer_type)
 
-    error = partialmethod(finding, "error")
     warning = partialmethod(finding, "warning")
     note = partialmethod(finding, "note")
 
