@@ -73,12 +73,6 @@ class Block:
         """Return whether the model is known to have been trained with the scaling of this block."""
         return self.rope is not None and self.rope.scaling_is_trained is True
 
-    @property
-    def theta_is_written(self) -> bool:
-        """Return whether the config contains a theta in any spelling; otherwise the class's default applies."""
-        names = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
-        return any(source.get(name) is not None for name in names for source in (self.written, self.config))
-
     def number(self, key: str) -> float | None:
         """Return a number from the block, else from the config, else None."""
         for source in (self.written, self.config):

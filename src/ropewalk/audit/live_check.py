@@ -200,12 +200,14 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
     candidates = candidates or [_Comparison(module, ropes, rope) for rope in _ropes_of(None, ropes)]
     tables = probe.tables_of(module, looked_up) if candidates else {}
     for name, parts in tables.items():
-        found += min(([*one.tables(name, parts)] for one in candidates), key=len)
+        tries = [list(one.tables(name, parts)) for one in candidates]
+        fewest = min(tries, key=len)
+        found += fewest
     called = ([*labelled.values()] or candidates[:1]) if probe.takes_positions(module) else []
     for one in called:
-        problems = one.call(sines_first=looked_up in tensors)
+        differing = one.call(sines_first=looked_up in tensors)
         reason = "its forward does not support the positions of this rope, or fails"
-        found += [_not_checked(kind, reason)] if problems is None else problems
+        found += [_not_checked(kind, reason)] if differing is None else differing
     for one in candidates[:1]:
         found += one.stated_pairing()
         if not (labelled or tables or called or found):

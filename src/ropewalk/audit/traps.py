@@ -75,7 +75,9 @@ def spelling(block: Block) -> Iterator[Finding]:
 def theta(block: Block) -> Iterator[Finding]:
     """Find a theta that is missing, or outside the block that the model's class uses."""
     family, rope, stated = block.family, block.rope, block.config.get("rope_theta")
-    if not (block.theta_is_written or "rope_theta" in block.config or (family is not None and family.fixed)):
+    keys = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
+    written = any(of.get(key) is not None for key in keys for of in (block.written, block.config))
+    if not (written or "rope_theta" in block.config or (family is not None and family.fixed)):
         yield block.note(
             "theta-missing",
             "There is no `rope_theta`: the default of this model's class applies, "
