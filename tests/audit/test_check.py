@@ -485,9 +485,9 @@ def class_findings(part: Part) -> tuple[bool, list[str]]:
     except Exception:  # some default configs do not fit their class, and some have no rope that we know
         return False, []
     family = FAMILIES.get(family_name(config.model_type) or "")
-    problems = examine(module, ropes, family and family.module.looked_up)
-    bad = [problem.text for problem in problems if problem.severity != "note"]
-    return not any(problem.code == "not-checked" for problem in problems), bad
+    found = [finding for _, finding in examine(module, ropes, family and family.module.looked_up)]
+    bad = [one.message for one in found if one.severity != "note"]
+    return not any(one.code == "not-checked" for one in found), bad
 
 
 @pytest.mark.thorough

@@ -233,7 +233,7 @@ def test_the_second_mscale_acts_in_the_softmax() -> None:
         for more in ({}, {"mscale": 1.0, "mscale_all_dim": 1.0})
     ]
     config = {"model_type": "kimi_k2", **sizes, "rope_parameters": {**block, "mscale": 1.0, "mscale_all_dim": 1.0}}
-    (found,) = [finding for finding in lint(config) if finding.code == "softmax-mscale"]
+    (found,) = [finding for finding in lint(config, ModelRopes.from_hf(config)) if finding.code == "softmax-mscale"]
     assert f"softmax scale by {scales[1] / scales[0]:.3f}" in found.message
 
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
 
 import torch
 
-from ropewalk.audit.faults import (
-    Hypothesis,
-    Numbered,
-    faults_of_scaling,
-    fixed_at,
-    given,
-    methods,
-    numbered,
-    other_faults,
-    rounded,
-)
+from ropewalk.audit import faults
+from ropewalk.audit.faults import Hypothesis, Numbered
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import ModelRopes
@@ -47,23 +39,24 @@ def cause_of(found: Columns, rope: RopeConfig, ropes: ModelRopes, tolerance: flo
         columns = wrong.columns_at(1)[: rope.pairs]
         return largest_error(columns, expected) > 1e-6 and largest_error(found, columns) <= tolerance
 
-    alone = ModelRopes((given(rope, expected),), (None,), (None,))  # whatever its attention factor
-    casts = [rounded(alone, dtype) for dtype in (torch.bfloat16, torch.float16)]
-    cast = (fault for fault in casts if _gives(fault, found, min(tolerance, 1e-4)))
+    cause = fault_where(fits, rope, ropes)
+    if cause is not None:
+        return cause
+    alone = ModelRopes((faults.given(rope, expected),), (None,), (None,))  # whatever its attention factor
+    for cast in (faults.rounded(alone, dtype) for dtype in (torch.bfloat16, torch.float16)):
+        if _gives(cast, found, min(tolerance, 1e-4)):
+            return cast
     length = grown_length(found, rope, tolerance)
-    return (
-        fault_where(fits, rope, ropes)
-        or next(cast, None)
-        or (None if length is None else fixed_at(alone, length))
-        or next((fault for one in numbered(rope) if (fault := _solved(found, rope, one, tolerance))), None)
-    )
+    if length is not None:
+        return faults.fixed_at(alone, length)
+    return next(filter(None, (_solved(found, rope, one, tolerance) for one in faults.numbered(rope))), None)
 
 
 def fault_where(fits: Callable[[RopeConfig], bool], rope: RopeConfig, ropes: ModelRopes) -> Hypothesis | None:
     """Return the first fault of the catalogue with a fitting rope in a layer of `rope`; None if there is none."""
     of_types = ropes.of_types() if ropes.types else ropes
-    scaled = methods(of_types, rope.trained_length or 8192, without="abf")  # `numbered` solves for its theta
-    for fault in chain(faults_of_scaling(of_types), other_faults(of_types), scaled):
+    scaled = faults.methods(of_types, rope.trained_length or 8192, without="abf")  # `numbered` solves for its theta
+    for fault in chain(faults.faults_of_scaling(of_types), faults.other_faults(of_types), scaled):
         for own, wrong in zip(of_types.ropes, fault.positions.ropes, strict=True):
             if wrong is not None and own == rope and fits(wrong):
                 return fault
@@ -85,13 +78,11 @@ def grown_length(found: Columns, rope: RopeConfig, tolerance: float) -> int | No
     if not rope.needs_seq_len or len(found) != rope.pairs:
         return None
     if rope.switch_length is not None:
-        low = high = rope.switch_length + 1
+        length = rope.switch_length + 1
     else:
-        low, high = 1, _LONGEST
-    while low < high:  # the slowest frequency falls with the length
-        middle = (low + high) // 2
-        low, high = (low, middle) if rope.columns_at(middle)[-1] <= found[-1] * (1 + 1e-6) else (middle + 1, high)
-    return low if largest_error(found, rope.columns_at(low)) <= max(tolerance, 1e-4) else None
+        slowest = found[-1] * (1 + 1e-6)  # the slowest frequency falls with the length
+        length = 1 + bisect_left(range(1, _LONGEST), True, key=lambda n: rope.columns_at(n)[-1] <= slowest)
+    return length if largest_error(found, rope.columns_at(length)) <= max(tolerance, 1e-4) else None
 
 
 def _gives(fault: Hypothesis, found: Columns, tolerance: float) -> bool:

@@ -42,7 +42,7 @@ class Block:
 
     - `written`: the block's own keys. `config`: the whole text config; `outer`: the config that contains it, or {}.
       `nested`: whether it is one of several blocks, keyed by layer type.
-    - `rope`: None if RopeConfig does not support the config.
+    - `rope`: None if RopeConfig does not support the config. `window`: of its layers in tokens, None for all tokens.
     """
 
     config: Mapping[str, Any]
@@ -51,6 +51,7 @@ class Block:
     layer_type: str | None = None
     nested: bool = False
     rope: RopeConfig | None = None
+    window: int | None = None
 
     @property
     def rope_type(self) -> str:
@@ -72,12 +73,6 @@ class Block:
         """Return whether the model is known to have been trained with the scaling of this block."""
         return self.rope is not None and self.rope.scaling_is_trained is True
 
-    @property
-    def theta_is_written(self) -> bool:
-        """Return whether the config contains a theta in any spelling; otherwise the class's default applies."""
-        names = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
-        return any(source.get(name) is not None for name in names for source in (self.written, self.config))
-
     def number(self, key: str) -> float | None:
         """Return a number from the block, else from the config, else None."""
         for source in (self.written, self.config):
@@ -90,7 +85,6 @@ class Block:
         """Return a finding about this block."""
         return Finding(code=code, severity=severity, message=message, cure=cure, layer_type=self.layer_type)
 
-    error = partialmethod(finding, "error")
     warning = partialmethod(finding, "warning")
     note = partialmethod(finding, "note")
 

@@ -12,24 +12,18 @@ from ropewalk.audit.findings import SEVERITIES, Block, Finding, blocks
 from ropewalk.checkpoints.checkpoint import Checkpoint, family_of, has_weights
 from ropewalk.families import described, unread_keys
 from ropewalk.rope.config import indexer_rope
-from ropewalk.rope.model_ropes import ModelRopes, attends, is_windowed, window_of_layer_type
+from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import yarn_mscale
+from ropewalk.rope.values import is_number
 
 LENGTH_RULES = frozenset({"yarn", "longrope", "llama3"})
 
 
 def lengths(block: Block) -> Iterator[Finding]:
-    """Find lengths that are missing, that contradict each other or the factor, or that differ from the training."""
+    """Find lengths that contradict each other or the factor, or that differ from the training."""
     factor, longest = block.number("factor"), block.number("max_position_embeddings")
     original = block.number("original_max_position_embeddings")
-    if block.rope_type in LENGTH_RULES and not original:
-        yield block.error(
-            "original-max-missing",
-            f"{block.rope_type} has no `original_max_position_embeddings`: transformers silently uses "
-            "`max_position_embeddings`, which puts the ramp at the wrong wavelengths.",
-            "Write `original_max_position_embeddings`: the trained length before the extension.",
-        )
-    elif block.rope_type in LENGTH_RULES and factor is not None and longest is not None and original:
+    if block.rope_type in LENGTH_RULES and factor is not None and longest is not None and original:
         yield from _factor_vs_lengths(block, factor, longest, original)
     key, family = "original_max_position_embeddings", block.family
     inner, outer = block.written.get(key), block.config.get(key, family.defaults.get(key) if family else None)
@@ -68,14 +62,7 @@ def _factor_vs_lengths(block: Block, factor: float, longest: float, original: fl
 
 
 def spelling(block: Block) -> Iterator[Finding]:
-    """Find two different blocks, and a rule in two spellings."""
-    old, new = block.config.get("rope_scaling"), block.config.get("rope_parameters")
-    if old and new and old != new:
-        yield block.warning(
-            "two-blocks",
-            "The config contains both `rope_scaling` and `rope_parameters`, and they differ.",
-            "Keep one: transformers 5 uses `rope_parameters`, older releases `rope_scaling`.",
-        )
+    """Find a rule in two spellings."""
     written = block.written
     if "type" in written and "rope_type" in written and written["rope_type"] != written["type"]:
         yield block.warning(
@@ -86,23 +73,18 @@ def spelling(block: Block) -> Iterator[Finding]:
 
 
 def theta(block: Block) -> Iterator[Finding]:
-    """Find a theta that is missing, null, or outside the block that the model's class uses."""
+    """Find a theta that is missing, or outside the block that the model's class uses."""
     family, rope, stated = block.family, block.rope, block.config.get("rope_theta")
-    if not (block.theta_is_written or "rope_theta" in block.config or (family is not None and family.fixed)):
+    keys = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "default_theta")
+    written = any(of.get(key) is not None for key in keys for of in (block.written, block.config))
+    if not (written or "rope_theta" in block.config or (family is not None and family.fixed)):
         yield block.note(
             "theta-missing",
             "There is no `rope_theta`: the default of this model's class applies, "
             f"{10_000.0 if rope is None else rope.theta:,.0f}.",
             "Keep it if the config was published without it; programs with a different default need the key.",
         )
-    null = block.written.get("rope_theta", 0) is None or ("rope_theta" in block.config and not block.theta_is_written)
-    if null and rope is None:
-        yield block.error(
-            "theta-null",
-            "`rope_theta` is null: transformers writes this after `config.rope_scaling = {...}`, and then refuses it.",
-            "Write the theta that the model was trained with.",
-        )
-    if family is None or rope is None or not isinstance(stated, int | float):
+    if family is None or rope is None or not is_number(stated):
         return
     shared = "rope_theta" in family.theta_keys.values()
     others = {label: (own or {}).get("rope_theta") for label, own in family.blocks.items() if shared}
@@ -121,24 +103,16 @@ def theta(block: Block) -> Iterator[Finding]:
     )
 
 
-def ignored(block: Block) -> Iterator[Finding]:
-    """Find keys that transformers, or `from_hf`, ignores or fails on, and an unknown model_type."""
-    family, partial = block.family, block.number("partial_rotary_factor")
-    unread = unread_keys(block.config, family)
-    if unread or (family is None and block.model_type):
-        what = [f"Not used: {described(unread)}."] if unread else []
+def unread(block: Block) -> Iterator[Finding]:
+    """Find keys that are not used, and an unknown model_type."""
+    family = block.family
+    keys = unread_keys(block.config, family)
+    if keys or (family is None and block.model_type):
+        what = [f"Not used: {described(keys)}."] if keys else []
         if family is None:
             what.append(f"`model_type` {block.model_type!r} is unknown: only the config's own keys are used.")
         cure = "Compare with the model's own code: its positions may differ from this description."
         yield dataclasses.replace(block.warning("unread-settings", " ".join(what), cure), layer_type=None)
-    whole = family is not None and family.partial is None and not family.mla
-    if whole and partial not in (None, 1) and block.model_type and block.rope_type != "proportional":
-        yield block.warning(
-            "partial-ignored",
-            f"`partial_rotary_factor` is {partial:g}, but transformers' rope for {block.model_type} ignores it: the "
-            "whole head rotates.",
-            "Compare logits with the original code before you trust either one.",
-        )
 
 
 def dynamic(block: Block) -> Iterator[Finding]:
@@ -210,33 +184,16 @@ def longrope(block: Block) -> Iterator[Finding]:
 
 
 def local_layers_scaled(block: Block) -> Iterator[Finding]:
-    """Find one scaling for both the local and the global layers of a model."""
-    family, stated = block.family, block.config.get("layer_types")
-    if block.nested or block.rope_type not in ("yarn", "linear", "dynamic", "llama3", "longrope"):
+    """Find a scaling where all layers that rotate have a window within the length before it."""
+    rope, window = block.rope, block.window
+    if rope is None or window is None or block.nested or block.is_trained or rope.unscaled() == rope:
         return
-    still = set(family.nope if family else ())
-    known = stated if isinstance(stated, list) and stated else family.layer_types if family else ()
-    types = {label for label in known if isinstance(label, str) and attends(label)}
-    others = {label for label in types if not is_windowed(label)}
-    windowed = sorted(types - others - still)
-    window = window_of_layer_type(block.config, windowed[0]) if windowed else None
-    without = window is None and (family.module.window_key if family else "sliding_window") in block.config
-    if not windowed or not others or without:
-        return
-    if block.is_trained or (family and (family.scaled or family.blocks)):
-        return
-    within = f"which never attend beyond their window{f' of {window:,} tokens' if window else ''}"
-    if others <= still:
+    if window <= (rope.original_length or window):
         yield block.note(
             "local-layers-scaled",
-            f"Only {windowed[0]} layers rotate here, {within}: the {block.rope_type} block extends nothing.",
+            f"The layers that rotate never attend beyond their window of {window:,} tokens: the {block.rope_type} "
+            "block extends nothing.",
             "Remove the scaling, unless the model was trained with it.",
-        )
-    else:
-        yield block.note(
-            "local-layers-scaled",
-            f"One {block.rope_type} block applies to all layers, also to {windowed[0]} layers, {within}.",
-            f"Keep it if the model was trained with it: {block.model_type or 'the class'} has one rope for all layers.",
         )
 
 
@@ -281,24 +238,26 @@ def axes_unwritten(block: Block) -> Iterator[Finding]:
 
 
 TRAPS: tuple[Callable[[Block], Iterator[Finding]], ...] = (
-    lengths, spelling, theta, ignored, dynamic, mscale, longrope, local_layers_scaled,
+    lengths, spelling, theta, unread, dynamic, mscale, longrope, local_layers_scaled,
     block_outside_text, axes_unwritten,
 )  # fmt: skip
 
 
-def lint(config: Mapping[str, Any], *, ropes: ModelRopes | None = None) -> list[Finding]:
-    """Return the known traps in a config.json, most severe first; those about frequencies need `ropes` of the model.
+def lint(config: Mapping[str, Any], ropes: ModelRopes) -> list[Finding]:
+    """Return the known traps in a config.json with these ropes, most severe first.
 
-    >>> [finding.code for finding in lint({"rope_theta": None})]
-    ['theta-null']
+    >>> llama = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}
+    >>> [finding.code for finding in lint(llama, ModelRopes.from_hf(llama))]
+    ['theta-missing']
     """
-    known = ropes.rotating if ropes else {}
+    known = ropes.rotating
     findings: list[Finding] = []
     for block in blocks(config):
         label = block.layer_type if block.layer_type in known else None
         if label not in known and not block.nested:  # one block, several ropes: the full layers' reach furthest
             label = "full_attention" if "full_attention" in known else next(iter(known), None)
-        ready = dataclasses.replace(block, rope=known.get(label))
+        window = ropes.layers_of(label).window if label in known else None
+        ready = dataclasses.replace(block, rope=known.get(label), window=window)
         findings += [found for trap in TRAPS for found in trap(ready)]
     unique = list(dict.fromkeys(findings))
     return sorted(unique, key=lambda finding: SEVERITIES.index(finding.severity))
@@ -308,7 +267,7 @@ def findings_of(model: Checkpoint) -> list[Finding]:
     """Return the lint of the config; no findings without a config."""
     if not model.config:
         return []
-    found = lint(model.config, ropes=model.ropes)
+    found = lint(model.config, model.ropes)
     if model.arch is not None:  # llama.cpp's table knows families that no config describes; a file states lengths once
         return [one for one in found if one.code not in ("unread-settings", "original-max-overridden")]
     if model.alpha is not None and not has_weights(model.path):
