@@ -32,8 +32,8 @@ from records import concluded, environment, essentials, excerpt, look_of, parsed
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import load_live
 from ropewalk.checkpoints.sources import find
-from ropewalk.diagnosis.plan import CROP, WindowReading, at_once, fitting_workers, read_job
-from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.plan import CROP, WindowReading, at_once, read_job
+from ropewalk.diagnosis.run import prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.ledger import Ledger
 from ropewalk.precision import chosen_dtype
@@ -99,7 +99,7 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
     def measure(job: Any, advance: Any) -> None:
         results.add(f"{job.method}/{job.window}", read_job(run.opened.reader, plan, job, {}, advance))
 
-    at_once(jobs, measure, workers=fitting_workers(run.opened.reader, plan.design.target, len(jobs)))
+    at_once(run.opened.reader, jobs, measure, target=plan.design.target)
     readings = {
         method: [restored(WindowReading, results[f"{method}/{number}"]) for number in range(LOOKS[-1])]
         for method in plan.distinct

@@ -70,8 +70,8 @@ def test_names_that_no_file_has(tmp_path):
     assert read_text(tmp_path / "text") == "a"
 
 
-def test_a_pipe_is_written_into(tmp_path):
-    """A named pipe (as /dev/stdout may be) receives the bytes and stays what it is."""
+def test_a_pipe_is_written_into_and_a_link_stays_a_link(tmp_path):
+    """A named pipe (as /dev/stdout may be) receives the bytes and stays what it is; a link's target is replaced."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -81,10 +81,6 @@ def test_a_pipe_is_written_into(tmp_path):
     finally:
         os.close(reader)
     assert pipe.is_fifo()
-
-
-def test_a_link_stays_a_link(tmp_path):
-    """What a symbolic link points to is replaced, not the link."""
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write_whole(tmp_path / "link", "new")
@@ -92,15 +88,11 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "real").read_text() == "new"
 
 
-def test_a_folder_is_refused(tmp_path):
-    """A folder, or no name at all, is an error before any work is done."""
+def test_a_missing_folder_is_made_and_a_file_in_its_place_is_refused(tmp_path):
+    """As is a folder in the place of a file, or no name at all. The check before the work makes nothing."""
     for path in (tmp_path, tmp_path / "..", type(tmp_path)("")):
         with pytest.raises(RopeError, match="the path of the file is a folder"):
             check_writable(path)
-
-
-def test_a_missing_folder_is_made_and_a_file_in_its_place_is_refused(tmp_path):
-    """The check before the work makes nothing."""
     check_writable(tmp_path / "new" / "newer" / "file.json")
     (tmp_path / "text").touch()
     with pytest.raises(RopeError, match="the path of the folder is a file"):

@@ -39,27 +39,30 @@ def kernel(config: dict[str, Any]) -> Any:
     return SimpleNamespace(get_ipython=lambda: SimpleNamespace(config=config))
 
 
-def test_an_object_is_called() -> None:
-    """As it is, without what it does not know."""
+@pytest.mark.parametrize("lines", [False, True])
+def test_an_object_is_called(lines: bool) -> None:
+    """As it is, without what it does not know; what is no progress is refused with what may be passed."""
     mine = Listed()
-    with shown("doctor", mine) as progress:
+    with shown("doctor", mine, lines=lines) as progress:
         work(progress)
     assert progress is mine
     assert mine.calls == [("[1/1] yarn", 100), (60,)]
-
-
-def test_what_is_no_progress_is_refused() -> None:
-    """With what may be passed."""
-    with pytest.raises(RopeError, match="`begin` and `advance`"), shown("doctor", "yes"):  # type: ignore[arg-type]
+    with pytest.raises(RopeError, match="`begin` and `advance`"), shown("doctor", "yes", lines=lines):  # type: ignore[arg-type]
         pass
 
 
-@pytest.mark.parametrize("given", [None, False, True])
-def test_nothing_where_nobody_looks(given: bool | None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard error is a file or a pipe."""
-    with shown("doctor", given) as progress:
+@pytest.mark.parametrize(
+    ("given", "lines", "kind"),
+    [(None, False, SilentProgress), (True, False, SilentProgress), (False, False, SilentProgress),
+     (False, True, SilentProgress), (None, True, LinesProgress)],
+)  # fmt: skip
+def test_nothing_where_nobody_looks(
+    given: bool | None, lines: bool, kind: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Standard error is a file or a pipe; a caller who asks has lines, and none of less than ten seconds of work."""
+    with shown("doctor", given, lines=lines) as progress:
         work(progress)
-    assert isinstance(progress, SilentProgress)
+    assert type(progress) is kind
     assert capsys.readouterr() == ("", "")
 
 
@@ -155,16 +158,3 @@ def test_a_line_comes_at_most_at_each_interval(capsys: pytest.CaptureFixture[str
         "doctor: [1/1] yarn: 80 of 100, about 6 s left", "doctor: done",
     ]  # fmt: skip
     assert printed.out == ""
-
-
-def test_short_work_prints_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither what is said nor what is done in less than ten seconds; only a caller who asks has lines at all."""
-    with shown("doctor", lines=True) as progress:
-        assert isinstance(progress, LinesProgress)
-        work(progress)
-    with shown("doctor", False, lines=True) as silent:
-        assert isinstance(silent, SilentProgress)
-    mine = Listed()
-    with shown("doctor", mine, lines=True) as given:
-        assert given is mine
-    assert capsys.readouterr() == ("", "")

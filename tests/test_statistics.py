@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ropewalk.statistics import mean_and_interval, plus_minus, signed, t_quantile
+from ropewalk.statistics import mean_and_interval, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,6 @@ def test_quantiles_are_the_printed_table(df: int, expected: float) -> None:
     mean, interval = mean_and_interval((values / values.std(ddof=1) * math.sqrt(df + 1)).tolist())
     assert mean == pytest.approx(0, abs=1e-12)
     assert interval == pytest.approx((-expected, expected), abs=5e-5)
-
-
-def test_differences_are_shown_with_their_intervals() -> None:
-    assert (signed(0.5, None), plus_minus(0.5, (0.25, 0.75))) == ("+0.500", "+0.500 ±0.250")
 
 
 def test_quantiles_at_other_confidences_are_the_printed_table() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ropewalk.attachment.handle import attach as attach
     from ropewalk.checkpoints.load import load as load
     from ropewalk.checkpoints.load import save as save
-    from ropewalk.diagnosis.prepare import doctor as doctor
+    from ropewalk.diagnosis.run import doctor as doctor
     from ropewalk.errors import RopeError as RopeError
     from ropewalk.models.attention import Attention as Attention
     from ropewalk.models.cache import KVCache as KVCache

@@ -12,7 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
@@ -23,7 +23,6 @@ LARGEST = 100_000_000
 """The most bytes of a file that is read whole, and of a safetensors header: safetensors' own limit."""
 
 _WHOLE = "Pass the folder of a whole checkpoint: config.json, weights, tokenizer.json. Fetch a damaged file again."
-_DEEP = "nested too deeply"
 _STAGED = ".ropewalk"  # ending of temporary files and folders
 _MARKS = (
     b'"generator": "ropewalk',  # JSON
@@ -99,20 +98,16 @@ def parse_object(text: str, source: str | Path, call: str, cure: str) -> dict[st
 
 def parse(text: str | bytes) -> Any:
     """Return the content of JSON; raise `ValueError` if it is damaged, or nested more than 100 deep."""
-    try:
+    with suppress(RecursionError):
         content = json.loads(text)
-    except RecursionError:
-        raise json.JSONDecodeError(_DEEP, "", 0) from None
-    level = [content]
-    for _ in range(101):
-        outer, level = level, []
-        for one in outer:
-            for value in one.values() if isinstance(one, dict) else one if isinstance(one, list) else ():
-                if isinstance(value, dict | list):
-                    level.append(value)
-        if not level:
+        if not _is_deeper(content, 100):
             return content
-    raise json.JSONDecodeError(_DEEP, "", 0)
+    raise json.JSONDecodeError("nested too deeply", "", 0)
+
+
+def _is_deeper(content: Any, levels: int) -> bool:
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return any(not levels or _is_deeper(one, levels - 1) for one in inner if isinstance(one, dict | list))
 
 
 def _unreadable(source: str | Path, call: str, cure: str, error: object) -> RopeError:
@@ -133,8 +128,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     check_writable(path)
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
-            stream.write(data)
+        path.write_bytes(data)
         return
     with whole_file(path) as temporary:
         temporary.write_bytes(data)

@@ -264,18 +264,15 @@ def _row(types: list[int], waiting: dict[int, list[tuple[Grid, float]]]) -> list
 def _checked_types(token_types: Any, attention_mask: Any) -> Tensor:
     """Return token types `[batch, seq]`; check their values and the shape of the mask."""
     right = isinstance(token_types, Tensor) and token_types.dtype in _INTEGERS and token_types.ndim in (1, 2)
-    if not right or reasons_for_mathematics(token_types) or bool(((token_types < 0) | (token_types > _VIDEO)).any()):
+    right = right and not reasons_for_mathematics(token_types)
+    right = right and not bool(((token_types < 0) | (token_types > _VIDEO)).any())
+    right = right and (attention_mask is None or getattr(attention_mask, "shape", None) == token_types.shape)
+    if not right:
         raise RopeError(
             "mrope_positions: `token_types` must be int32 or int64 [seq] or [batch, seq] of 0, 1 and 2, outside of "
-            "compilers.",
-            facts={"token_types": token_types},
-            cure="0 is text, 1 image, 2 video: pass mm_token_type_ids of transformers' processors.",
-        )
-    if attention_mask is not None and getattr(attention_mask, "shape", None) != token_types.shape:
-        raise RopeError(
-            "mrope_positions: `attention_mask` must have the shape of `token_types`.",
+            "compilers, and `attention_mask` must have its shape.",
             facts={"token_types": token_types, "attention_mask": attention_mask},
-            cure="0 is padding, 1 a token.",
+            cure="0 is text, 1 image, 2 video: pass mm_token_type_ids of transformers' processors.",
         )
     types: Tensor = token_types if token_types.ndim == 2 else token_types[None]
     return types

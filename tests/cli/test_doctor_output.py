@@ -15,10 +15,9 @@ from ropewalk.attachment.handle import attachment_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.cli.doctor import print_diagnosis
 from ropewalk.diagnosis.page import page_of
-from ropewalk.diagnosis.prepare import prepare
 from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.diagnosis.rules import Decision
-from ropewalk.diagnosis.run import DoctorRun
+from ropewalk.diagnosis.run import DoctorRun, prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from tests.cli.doctor_runs import run_command
 from tests.diagnosis.models import small_diagnosis

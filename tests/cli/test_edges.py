@@ -139,10 +139,12 @@ def test_output_that_is_not_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
         )),
         *(f"inspect tiny {option} {value}" for option in ("--target", "--trained-length")
           for value in (0, HUGE, 300 * HUGE)),
+        "inspect tiny --against tiny --target 4096", "inspect tiny --against tiny --drafter tiny",
         *(f"extend apply tiny --out x {option} {value}" for option in ("--target", "--trained-length", "--length")
           for value in (0, HUGE)),
         *(f"serve-config tiny --engine vllm --method yarn {option}" for option in (
             "--factor nan", "--factor inf", "--factor 1e300", "--factor 0", "--factor -2", "--target 0",
+            "--factor 4 --target 1k",
             f"--target {HUGE}", "--length 0", "--trained-length 0",
         )),
         *(f"verify tiny --engine transformers {option} {value}" for value in (0, HUGE) for option in (

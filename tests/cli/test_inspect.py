@@ -103,12 +103,6 @@ def test_two_configs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [(one["code"], one["tokens"]) for one in found["differences"]] == [("frequencies", 1767)]
 
 
-def test_a_length_beside_a_comparison_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """It would have no effect."""
-    assert inspect("tiny", "--against", "tiny", "--target", 4096) == 2
-    assert "Omit --target and --trained-length." in capsys.readouterr().err
-
-
 def test_models_that_do_not_rotate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A comparison answers; what has no rope is refused without one, with the keys that have no effect."""
     config, other = tmp_path / "config.json", tmp_path / "other.json"

@@ -76,12 +76,6 @@ def test_a_record_of_the_doctor_is_served(tmp_path: Path, capsys: pytest.Capture
     assert '"factor": 2.0' in capsys.readouterr().out
 
 
-def test_errors_are_messages(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit status 2."""
-    assert serve_config("tiny", "--engine", "vllm", "--method", "yarn", "--factor", "4", "--target", "1k") == 2
-    assert "mutually exclusive" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("method", "message"),
     [

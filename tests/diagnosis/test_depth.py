@@ -174,11 +174,11 @@ def test_a_stopped_map_resumes(small: tuple[DepthMap, str], tmp_path: Path, monk
     settings: dict[str, Any] = {"text": TEXT, **SMALL, "state": tmp_path, "progress": False}
     read, at_once = list[str](), depth_module.at_once
 
-    def some(jobs: Any, measure: Any, **options: Any) -> None:
+    def some(reader: Any, jobs: Any, measure: Any, **options: Any) -> None:
         """Read five windows and stop; the second time all that are left."""
         first = not read
         read.extend(job.key for job in jobs)
-        at_once(jobs[:5] if first else jobs, measure, **options)
+        at_once(reader, jobs[:5] if first else jobs, measure, **options)
         if first:
             raise KeyboardInterrupt
 

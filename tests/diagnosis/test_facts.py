@@ -29,7 +29,8 @@ from ropewalk.diagnosis.facts import (
     ids_after,
 )
 from ropewalk.diagnosis.plan import Text
-from ropewalk.diagnosis.prepare import open_model, plan_of, prepare
+from ropewalk.diagnosis.prepare import open_model, plan_of
+from ropewalk.diagnosis.run import prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.statistics import binomial_interval

@@ -17,7 +17,7 @@ from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
 from ropewalk.diagnosis.plan import BROKEN, Design, Job, _read, _read_cropped, control_facts
-from ropewalk.diagnosis.scaling import settle_reading
+from ropewalk.diagnosis.prepare import settle_reading
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import trained_length_of, unsettled
@@ -74,12 +74,8 @@ def test_blocks_are_means_of_the_counted_tokens() -> None:
     assert [stop for stop, _ in reader.asked] == [early, LAYOUT.asked_at]
     assert set(found.control) == set(control_facts(TOLD, early))
     assert all(TOLD.facts[number].end <= early for number in found.control)
-
-
-def test_only_plain_is_asked_at_the_trained_length() -> None:
-    found, reader = measured(lambda position: 3.0, "yarn")
-    assert found.control == {}
-    assert len(reader.asked) == 1
+    found, reader = measured(lambda position: 3.0, "yarn")  # only plain is asked at the trained length
+    assert (found.control, len(reader.asked)) == ({}, 1)
 
 
 def test_a_reading_whose_loss_breaks_down_is_given_up() -> None:
@@ -91,6 +87,8 @@ def test_a_reading_whose_loss_breaks_down_is_given_up() -> None:
     assert found.loss[-1] is None
     kept, _ = measured(lambda position: 3.0 if position < 3000 else 2.8 + BROKEN)
     assert kept.stopped is None
+    with pytest.raises(RopeError, match="not a finite number"):
+        measured(lambda position: float("nan") if position == 700 else 3.0)
 
 
 def test_a_text_that_varies_by_itself_is_no_breakdown() -> None:
@@ -123,11 +121,6 @@ def test_crop_processes_the_last_tokens_only() -> None:
         counted = {position for position in range(start, stop) if TOLD.counted[position]}
         assert (loss is not None) == (bool(counted) and counted <= scored)
     assert sum(end - first for first, end in steps) >= 512
-
-
-def test_a_loss_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(RopeError, match="not a finite number"):
-        measured(lambda position: float("nan") if position == 700 else 3.0)
 
 
 def test_a_scaling_of_unknown_training_is_measured(tmp_path: Path) -> None:

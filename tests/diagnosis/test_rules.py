@@ -239,11 +239,8 @@ def test_unfit() -> None:
     assert decide(blind).reason == "facts"
     unknown = dataclasses.replace(evidence(*good), control=Found.of([[0, 1, 0, 0]], confidence=0.995))
     assert decide(unknown).action == "undecided"
-
-
-def test_within_the_trained_length() -> None:
-    decision = decide(dataclasses.replace(evidence(standing("plain", None)), trained=TARGET))
-    assert (decision.action, decision.length) == ("keep", TARGET)
+    within = decide(dataclasses.replace(evidence(standing("plain", None)), trained=TARGET))
+    assert (within.action, within.length) == ("keep", TARGET)
 
 
 @pytest.mark.parametrize(
@@ -330,14 +327,10 @@ def test_a_reading_that_was_given_up() -> None:
     assert standing.beyond is standing.near is standing.loss is None
 
 
-def test_groups_that_were_asked_for_in_part_do_not_count() -> None:
+def test_what_counts() -> None:
+    """Groups that were asked for as a whole; blocks by their tokens, of which two say nothing about their variance."""
     assert groups_of((fact, (0.0, -1.0, -1.0, -1.0)) for fact in window().facts[:6]) == [[0, 0, 0, 0]]
-
-
-def test_the_mean_is_weighted_by_tokens() -> None:
-    found = Mean.of([(np.array([1.0, 0.0]), np.array([30.0, 10.0]))])
-    assert found.value == 0.75
-    assert found.low is None  # two blocks say nothing about their variance
+    assert Mean.of([(np.array([1.0, 0.0]), np.array([30.0, 10.0]))]) == Mean(0.75, None, None)
     assert Mean.of([]) is None
 
 

@@ -23,13 +23,13 @@ from ropewalk.checkpoints.opening import as_transformers
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import default_texts, novel, read_text
 from ropewalk.cli.doctor import print_diagnosis
-from ropewalk.diagnosis import prepare as prepare_module
+from ropewalk.diagnosis import run as run_module
 from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.page import page_of
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_once
-from ropewalk.diagnosis.prepare import prepare
+from ropewalk.diagnosis.prepare import CPU_MINUTES, _texts
 from ropewalk.diagnosis.record import Diagnosis, restored
-from ropewalk.diagnosis.run import DoctorRun, RunInterrupted
+from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
@@ -58,10 +58,10 @@ def opened_once(run: DoctorRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model and the text of `run`, for tests of what is planned."""
 
     def opened(_: object, settings: DoctorSettings, __: object, clock: Any) -> Any:
-        minutes = settings.minutes or prepare_module.CPU_MINUTES
+        minutes = settings.minutes or CPU_MINUTES
         return dataclasses.replace(run.opened, settings=settings, minutes=minutes, clock=clock, began=clock())
 
-    monkeypatch.setattr(prepare_module, "open_model", opened)
+    monkeypatch.setattr(run_module, "open_model", opened)
 
 
 def test_the_answer(answer: Diagnosis) -> None:
@@ -77,20 +77,14 @@ def test_the_answer(answer: Diagnosis) -> None:
     assert answer.verdict.command.splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
 
 
-@pytest.mark.parametrize("built_in", [True, False])
-def test_the_texts_without_text(built_in: bool) -> None:
-    """Passages of five texts; for `tiny`, which has read some of them, the novel that it has not."""
-    reader = SimpleNamespace(tokenizer=SimpleNamespace(encode=len), trained_length=256)
-    texts = [(text.name, text.contents) for text in prepare_module._texts(built_in, DoctorSettings(), reader)]
-    assert texts == ([read_text(None)] if built_in else list(default_texts()))
-
-
-def test_a_copy_of_the_built_in_model_is_measured_like_it(tmp_path: Path) -> None:
-    """The text and the methods follow from the weights, not from the name."""
+def test_the_texts_without_text(tmp_path: Path) -> None:
+    """Passages of five texts; for `tiny`, recognized by its weights, the novel that it has not read."""
     shutil.copytree(find("tiny"), tmp_path / "copy")
     run = prepare(tmp_path / "copy", DoctorSettings(target=512, windows=1, state=tmp_path / "state"), False)
-    assert [text.name for text in run.opened.texts] == ["moby_dick"]
+    assert [(text.name, text.contents) for text in run.opened.texts] == [read_text(None)]
     assert run.plan.distinct == (PLAIN, "yarn", "llama3", "dca", CROP)
+    texts = [(text.name, text.contents) for text in _texts(False, DoctorSettings(), run.opened.reader)]
+    assert texts == list(default_texts())
 
 
 def answers(run: DoctorRun, answer: Diagnosis, model: object, engine: str | None = "python") -> Diagnosis:
@@ -205,16 +199,13 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
 
 
 def test_plain_holds_within_its_real_length(tmp_path: Path) -> None:
-    """Told a trained length of half its own, the model is kept."""
-    found = rw.doctor("tiny", trained_length=128, target=256, text=TEXT, methods="ntk", state=tmp_path, progress=False)
+    """The model is kept, also if it is told a trained length of half its own."""
+    settings: dict[str, Any] = {"target": 256, "text": TEXT, "state": tmp_path, "progress": False}
+    found = rw.doctor("tiny", trained_length=128, methods="ntk", **settings)
     assert found.verdict.action == "keep"
     assert 224 <= found.verdict.length <= 256
-
-
-def test_within_the_trained_length(tmp_path: Path) -> None:
-    found = rw.doctor("tiny", target=256, text=TEXT, state=tmp_path, progress=False)
-    assert found.verdict.action in ("keep", "undecided")
-    assert list(found.readings) == [PLAIN]
+    found = rw.doctor("tiny", **settings)
+    assert (found.verdict.action in ("keep", "undecided"), list(found.readings)) == (True, [PLAIN])
     assert "finds beyond" not in found.table()
 
 
@@ -368,10 +359,11 @@ def test_the_last_job_has_every_core() -> None:
                 one_left.wait(0.01)
             threads[job.key].append(torch.get_num_threads())
 
+    reader: Any = SimpleNamespace(device=torch.device("cpu"), cache_bytes=lambda target: target)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        at_once([Job.of("plain", 0, key, 1) for key in threads], measure, workers=2)
+        at_once(reader, [Job.of("plain", 0, key, 1) for key in threads], measure, target=1)
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)

@@ -31,10 +31,13 @@ COMMANDS = {
     "vectors": "Write the conformance vectors of a config: files to test an engine's rotation in any language.",
     "explore": "Open the explorer: interactive pictures of rotary position embeddings, in one HTML file.",
 }
-"""Each command and its line in `ropewalk --help`.
+"""Each command and its line in `ropewalk --help`."""
 
-The module `ropewalk.cli.<name>` contains the function or group of that name, with underscores for dashes. It is
-imported when the command runs: most commands import torch, which takes seconds.
+APART = ("doctor", "inspect", "verify")
+"""The commands with a module of their own; the others are in `ropewalk.cli.commands`.
+
+A module contains the functions or groups with the names of its commands, with underscores for dashes. It is imported
+when a command runs; what needs torch, which takes seconds, is imported by the functions.
 """
 
 TRACEBACK = "ROPEWALK_TRACEBACK"
@@ -60,8 +63,8 @@ def build(chosen: str | None = None) -> typer.Typer:
         if name != chosen:
             app.command(name, help=line)(lambda: None)
             continue
-        module = name.replace("-", "_")
-        command = getattr(import_module(f"ropewalk.cli.{module}"), module)
+        module = import_module(f"ropewalk.cli.{name if name in APART else 'commands'}")
+        command = getattr(module, name.replace("-", "_"))
         if isinstance(command, typer.Typer):
             app.add_typer(command)
         else:

@@ -93,9 +93,8 @@ def doctor(
 ) -> None:
     """Measure how far a checkpoint's context really reaches, and what would extend it."""
     from ropewalk.atomic_io import check_output
-    from ropewalk.diagnosis.prepare import prepare
     from ropewalk.diagnosis.record import Diagnosis
-    from ropewalk.diagnosis.run import RunInterrupted
+    from ropewalk.diagnosis.run import RunInterrupted, prepare
     from ropewalk.progress import plain_console, shown
     from ropewalk.statistics import counted
 

@@ -18,13 +18,13 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact
-from ropewalk.diagnosis.plan import CROP, Design, Job, answers_of, at_once, fitting_workers
-from ropewalk.diagnosis.prepare import open_model, plan_of
+from ropewalk.diagnosis.plan import CROP, Design, Job, answers_of, at_once
+from ropewalk.diagnosis.prepare import Opened, open_model, plan_of
 from ropewalk.diagnosis.record import Diagnosis, Measurement, aligned
-from ropewalk.diagnosis.run import Opened, RunInterrupted, resumed
+from ropewalk.diagnosis.run import RunInterrupted, resumed
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.figures.style import tokens
-from ropewalk.progress import Progress, duration, expect, say, shown
+from ropewalk.progress import Progress, duration, say, shown
 from ropewalk.statistics import counted
 
 KIND, MAP_FORMAT = "map", 1  # of the ledger; a change of how a window is filled or read takes the next number
@@ -274,9 +274,8 @@ def depth_map(
         for note in [*notes, f"The map takes {about} of {spans}."]:
             say(display, note)
         due = [job for job in jobs if job.key not in ledger]
-        expect(display, sum(job.tokens for job in due))
         try:
-            at_once(due, measure, workers=fitting_workers(reader, target, len(due)), progress=display)
+            at_once(reader, due, measure, target=target, progress=display)
         except KeyboardInterrupt as stop:
             raise RunInterrupted(len(ledger), len(jobs) - len(ledger)) from stop
     answers = {name: tuple(tuple(map(tuple, ledger[job.key]["answers"])) for job in jobs if job.method == name)

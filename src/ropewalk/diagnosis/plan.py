@@ -21,7 +21,7 @@ from ropewalk.diagnosis.facts import GROUP, Filled, Window, Wording
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, fingerprint
 from ropewalk.methods import METHODS, Reach, chosen_methods
-from ropewalk.progress import Progress, SilentProgress
+from ropewalk.progress import Progress, SilentProgress, expect
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.tokenizer import TextTokenizer
 
@@ -39,7 +39,6 @@ TRIAL = 1024  # most tokens of the trial
 SAFETY = 1.1  # of an estimate of time
 SLOWER = 1.3  # attention's time for an operation over that of a matrix product
 IN_ATTENTION = 1.2  # time of a method in attention over plain's
-Clock = Callable[[], float]
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -66,11 +65,11 @@ class Text:
         """Tokenise texts, given as names and contents."""
         return tuple(cls(name, contents, tokenizer.encode(contents)) for name, contents in texts)
 
-
-def characters_of(texts: Sequence[Text], tokens: int) -> int:
-    """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
-    characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
-    return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
+    @staticmethod
+    def characters(texts: Sequence[Text], tokens: int) -> int:
+        """Return about the number of characters of so many tokens of these texts, rounded up to a thousand."""
+        characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
+        return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,33 +270,28 @@ class Stopped(Exception):
     """The exception that ends a worker's job after a failure in another worker or an interruption."""
 
 
-def fitting_workers(reader: Reader, target: int, jobs: int) -> int:
-    """Return the number of workers: at most the cores, the jobs, and the caches of `target` tokens in 2 GiB.
-
-    On an accelerator it is 1. One worker for each core avoids threads waiting for each other, and does not
-    change results.
-    """
-    if reader.device.type != "cpu":
-        return 1
-    return max(1, min(torch.get_num_threads(), jobs, CACHE_BYTES // max(1, reader.cache_bytes(target))))
-
-
 def at_once(
+    reader: Reader,
     jobs: Sequence[Job],
     measure: Callable[[Job, Advance], None],
     *,
-    workers: int,
+    target: int,
     progress: Progress | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> None:
     """Measure jobs in a pool of threads; the first exception is raised after all have ended.
 
-    - `workers`: jobs at one time. `until`: no job begins after it returns True.
+    One thread for each core, which avoids threads waiting for each other, and at most as many as caches of `target`
+    tokens have room for in 2 GiB; one on an accelerator. Their number does not change results.
+
+    - `until`: no job begins after it returns True.
     - `measure`: gets a job and a function to call with processed tokens. That function counts them, gives the thread
       its current share of the cores, and raises `Stopped` after an exception in another thread.
     """
     shown, stop, lock = progress or SilentProgress(), threading.Event(), threading.Lock()
     cores, busy, numbers = torch.get_num_threads(), set[str](), itertools.count(1)
+    room = CACHE_BYTES // max(1, reader.cache_bytes(target)) if reader.device.type == "cpu" else 1
+    expect(shown, sum(job.tokens for job in jobs))
 
     def advance(tokens: int) -> None:
         if stop.is_set():
@@ -322,7 +316,7 @@ def at_once(
             busy.discard(job.key)
 
     try:
-        with ThreadPoolExecutor(workers) as pool:
+        with ThreadPoolExecutor(max(1, min(cores, len(jobs), room))) as pool:
             try:
                 for done in as_completed([pool.submit(attempt, job) for job in jobs]):
                     done.result()

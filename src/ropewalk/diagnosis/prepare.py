@@ -1,21 +1,22 @@
-"""`rw.doctor`, and what it prepares: the model, texts, lengths, windows, methods and facts of a run."""
+"""What a run prepares: the model, its texts and lengths, and the windows, methods and facts for a target."""
 
 from __future__ import annotations
 
 import dataclasses
 import filecmp
+import itertools
 import math
+import platform
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ropewalk.audit.audit import audits_of, inspection
-from ropewalk.audit.traps import findings_of
+from ropewalk.atomic_io import as_path
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.opening import fast_copy, open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
@@ -27,102 +28,122 @@ from ropewalk.diagnosis.plan import (
     CROP,
     MOST_WINDOWS,
     PLAIN,
-    Clock,
     Design,
+    Job,
     Pace,
     Plan,
     Text,
     answers_of,
-    characters_of,
     make_plan,
     runs_in,
 )
-from ropewalk.diagnosis.record import Diagnosis
-from ropewalk.diagnosis.run import TIMES, DoctorRun, Opened
-from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, TextSource, listed
+from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, listed
 from ropewalk.errors import RopeError
-from ropewalk.methods import METHODS, Reach, default_methods, required_trained_length, unsettled
+from ropewalk.ledger import Ledger, cache_folder, fingerprint
+from ropewalk.methods import Reach, required_trained_length, settled, settled_by_length, unsettled
+from ropewalk.methods.table import METHODS, default_methods
 from ropewalk.precision import chosen_dtype
-from ropewalk.progress import Progress, duration, shown
+from ropewalk.progress import Progress, duration, expect, shown
+from ropewalk.rope.config import RopeConfig
 from ropewalk.serving.engines import ENGINES
 from ropewalk.serving.plan import ServeConfig, serving_plan
 from ropewalk.serving.served import Served
-from ropewalk.statistics import counted
+from ropewalk.statistics import mean_and_interval, signed
 from ropewalk.tokenizer import TextTokenizer
+from ropewalk.version import __version__
 
-KIND = "windows"  # of the ledger
-JOB_FORMAT = 9  # of a result and of how it is measured: a change of either takes the next number
+Clock = Callable[[], float]
 BUILT_IN, WEIGHTS = "tiny", "model.safetensors"
-COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs,
-MOST_COMPARED = 3  # at most so many of them
+TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
+COMPARED = ("yarn", "llama3", "dca", "ntk")  # the methods of a run that names none: the first that the engine runs
 TRIED = 1024  # most tokens that are read to choose the kind of facts
 ASKED, CLEAR = 32, 0.7  # facts of a kind; with such a share of half of them found, no other kind is tried
+SCALED = ("as-is", "plain")  # the methods with the scaling of the config and without it
+SCALED_WINDOWS, LONGEST = 8, 1024  # 16,384 tokens for the two readings together
 
 
-def doctor(
-    model: object = "tiny",
-    *,
-    tokenizer: Any = None,
-    target: int | None = None,
-    trained_length: int | None = None,
-    text: TextSource = None,
-    methods: str | Sequence[str] | None = None,
-    engine: str | None = None,
-    minutes: float | None = None,
-    windows: int | None = None,
-    seed: int = 0,
-    dtype: str = "float32",
-    device: str = "cpu",
-    device_map: str | None = None,
-    state: str | Path | None = None,
-    resume: bool = False,
-    progress: Progress | bool | None = None,
-) -> Diagnosis:
-    """Measure how far a model's context really reaches, and what would extend it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit.
 
-    **Arguments:**
-    - `model`: a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME or OWNER/NAME@REVISION, "tiny"; or
-      a `Decoder` in Llama's layout, a live model of transformers with its `tokenizer`, or a pair of the two.
-      transformers computes the model; `Diagnosis.environment["library"]` contains its version and the model's class.
-    - `target`: the desired length in tokens; None: four times the trained length. `trained_length`: in tokens;
-      overrides the config and the table of families.
-    - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.
-    - `methods`: names, or "all", which includes methods in attention; None: the first three of yarn, llama3, dca and
-      ntk that the engine runs, fewer if the minutes are too few. plain and crop are always measured.
-    - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". The best
-      method that it runs is recommended. None: the best of all, and the best for engines if that runs in Python only.
-    - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU;
-      no limit elsewhere. `math.inf`: no limit.
-    - `windows`: most windows of text to read; None: up to 8, until the answer stands. `seed`: of windows and facts.
-    - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
-      (AVX512-BF16, AMX, CUDA from sm_80), else float32.
-    - `state`: the folder in which results are saved as they are computed; None: in the user's cache. `resume`: resume
-      the same run; else it starts over.
-    - `progress`: None: shown on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
-      gets the progress (`ropewalk.progress.Progress`).
-
-    **Returns:** a `Diagnosis`. Losses are in nats per token.
-    **Raises:** `RopeError` if something cannot be measured, before any work if possible; `RunInterrupted` (a
-    KeyboardInterrupt) on Ctrl-C, after which `resume=True` resumes the run.
-
-    >>> text = [("story", "The old man and the sea. He went out alone in a skiff. " * 400)]
-    >>> diagnosis = doctor("tiny", target=512, text=text, methods=["dca"], windows=1)
-    >>> list(diagnosis.readings)
-    ['plain', 'dca', 'crop']
+    - `model`: as given, a path, a name or an object. `scaling`: as in the record. `began`: by the `clock`, in seconds.
     """
-    settings = DoctorSettings(
-        target=target, trained_length=trained_length, text=text, methods=methods, engine=engine, minutes=minutes,
-        windows=windows, seed=seed, dtype=dtype, device=device, device_map=device_map, state=state, resume=resume,
-    )  # fmt: skip
-    if tokenizer is not None:
-        if isinstance(model, str | Path | tuple):
+
+    model: object
+    settings: DoctorSettings
+    source: Checkpoint
+    reader: Reader
+    dtype_choice: str | None
+    texts: tuple[Text, ...]
+    scaling: dict[str, Any] | None
+    trained: int
+    vocabulary: int
+    teller: Teller
+    pace: Pace
+    minutes: float
+    began: float
+    clock: Clock
+
+    @cached_property
+    def digest(self) -> str:
+        """Return a short hash of the weights."""
+        return self.reader.digest()
+
+    @property
+    def spent(self) -> float:
+        """Return the seconds since the beginning."""
+        return self.clock() - self.began
+
+    @property
+    def targets(self) -> list[int]:
+        """Return the targets to try, the longest first: the given one, or those with facts and enough text."""
+        longest, least = max(len(text.tokens) for text in self.texts), self.teller.least(self.trained)
+        fitting = [round(times * self.trained) for times in TIMES if least <= times * self.trained <= longest]
+        return [self.settings.target] if self.settings.target else fitting or [max(self.trained, longest)]
+
+    def fits(self, jobs: Iterable[Job], slower: float = 1.0) -> bool:
+        """Return whether jobs fit into the minutes; `slower`: times the pace."""
+        return self.spent + slower * self.pace.seconds(jobs) <= 60 * self.minutes
+
+    def too_long(self, what: str, seconds: float, target: int, kept: Sequence[str], cure: str = "") -> RopeError:
+        """Return the error of work that needs more than the minutes, with the command that fits."""
+        command = self.settings.command(self.model, kept=kept, minutes=float(math.ceil(seconds / 60)))
+        return RopeError(
+            f"doctor: the {what} takes longer than --minutes allows.",
+            facts={"minutes": self.minutes, "needed": duration(seconds), "target": target},
+            cure=f"Run: {command}.{cure}",
+        )
+
+    def ledger(self, kind: str, form: int, windows: Iterable[Filled], *parts: object) -> Ledger:
+        """Return the ledger of a measurement, with the results that were saved before if the run is to resume.
+
+        - `form`: the number of its format. `parts`: what the results depend on, besides model and windows.
+
+        Raises `RopeError` if `state` is a file.
+        """
+        state, ids = self.settings.state, [one.ids.tobytes() for one in windows]
+        key = fingerprint(form, torch.__version__, self.digest, *parts, ids)
+        folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
+        if folder.exists() and not folder.is_dir():
             raise RopeError(
-                "doctor: `tokenizer` applies only to a live model; a path or a pair has its own.",
-                facts={"model": model if isinstance(model, str | Path) else type(model).__name__},
-                cure="Leave it out, or pass the model itself.",
+                "doctor: `state` must be a folder, but it is a file.",
+                facts={"state": str(folder)},
+                cure="Pass a new folder: --state DIR.",
             )
-        model = (model, tokenizer)
-    return prepare(model, settings, progress).measure(progress)
+        made = Ledger(folder / kind, kind=kind, key=key)
+        _ = made.resume() if self.settings.resume else made.begin()
+        return made
+
+    def environment(self) -> dict[str, Any]:
+        """Return the versions, the machine and the model's settings, for a record."""
+        reader, choice_of_dtype = self.reader, {"dtype_choice": self.dtype_choice} if self.dtype_choice else {}
+        return {
+            "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
+            "machine": platform.machine(), "device": str(reader.device), "threads": torch.get_num_threads(),
+            "parameters": reader.parameters, "library": reader.library,
+            "dtype": str(reader.dtype).removeprefix("torch."), **choice_of_dtype,
+            "model_digest": self.digest, "seconds": round(self.spent, 1),
+        }  # fmt: skip
 
 
 def open_model(
@@ -145,8 +166,6 @@ def open_model(
     texts = _texts(_is_built_in(source), settings, reader)
     scaling: dict[str, Any] | None = None
     if unsettled(reader.positions) is not None:
-        from ropewalk.diagnosis.scaling import settle_reading
-
         with shown("doctor", progress) as display:
             reader, scaling = settle_reading(reader, [text.tokens for text in texts], settings, display)
     trained = required_trained_length(reader.positions, settings.trained_length)
@@ -160,50 +179,6 @@ def open_model(
         vocabulary=max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1),
         minutes=settings.minutes or (CPU_MINUTES if reader.device.type == "cpu" else math.inf), began=began,
         clock=clock,
-    )  # fmt: skip
-
-
-def prepare(
-    model: object,
-    settings: DoctorSettings,
-    progress: Progress | bool | None = None,
-    *,
-    clock: Clock = time.perf_counter,
-    kept: Sequence[str] = (),
-    record: Path | None = None,
-) -> DoctorRun:
-    """Load the model and check all settings, before any work; arguments as for `doctor`.
-
-    `kept`: words of the command line, such as --json FILE, to repeat in the next command. `record`: the file into which
-    the diagnosis will be written.
-    """
-    opened = open_model(model, settings, progress, clock)
-    fewer = [MOST_COMPARED] if settings.method_names else range(MOST_COMPARED, 0 if settings.target else 1, -1)
-    first, *others = [(target, most) for target in opened.targets for most in fewer]
-    asked = chosen = plan_of(opened, *first)
-    for one in others:
-        if opened.fits(chosen.first):
-            break
-        with suppress(RopeError):  # too short for facts
-            chosen = plan_of(opened, *one)
-    seconds = opened.pace.seconds(asked.first)
-    if not opened.fits(chosen.first):
-        less = " Fewer --methods or a shorter --target take less." if settings.target or settings.methods else ""
-        raise opened.too_long("first answer", opened.spent + seconds, asked.design.target, kept, less)
-    design = chosen.design
-    notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
-    if chosen is not asked:
-        notes.append(
-            f"With {asked.design.target:,} tokens and {', '.join(asked.distinct)}, the first answer takes about "
-            f"{duration(seconds)}, more than --minutes {opened.minutes:g}. Measured is {', '.join(chosen.distinct)} "
-            f"with {design.target:,} tokens."
-        )
-    notes += _short_text(chosen, opened.texts)
-    ledger = opened.ledger(KIND, JOB_FORMAT, chosen.filled, repr(design), repr(opened.teller.kind.name))
-    audits = audits_of(opened.source, trained_length=design.trained_length, target=design.target)
-    return DoctorRun(
-        opened=opened, plan=chosen, ledger=ledger, notes=tuple(notes), kept=tuple(kept), record=record,
-        inspection=inspection(opened.source.name, audits, findings_of(opened.source)),
     )  # fmt: skip
 
 
@@ -287,21 +262,9 @@ def _too_short(texts: Sequence[Text], settings: DoctorSettings, trained: int, te
     return RopeError(
         "doctor: the text is too short.",
         facts={"tokens of the longest text": _longest(texts), "trained_length": trained},
-        cure=f"Give a text of at least {least:,} tokens, about {characters_of(texts, least):,} characters; "
-        f"about {characters_of(texts, MOST_WINDOWS * target):,} hold {MOST_WINDOWS} windows of {target:,} tokens.",
+        cure=f"Give a text of at least {least:,} tokens, about {Text.characters(texts, least):,} characters; "
+        f"about {Text.characters(texts, MOST_WINDOWS * target):,} hold {MOST_WINDOWS} windows of {target:,} tokens.",
     )
-
-
-def _short_text(chosen: Plan, texts: Sequence[Text]) -> list[str]:
-    """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
-    far, windows = sum(fact.far for fact in chosen.filled[0].facts), chosen.design.windows
-    if not far or far * windows >= 6 * GROUP:
-        return []
-    needed = -(-6 * GROUP // far)
-    return [
-        f"The text holds {counted(windows, 'window')} with {far * windows} far facts, too few for most answers; "
-        f"{counted(needed, 'window')} need about {characters_of(texts, needed * chosen.design.target):,} characters."
-    ]
 
 
 def _teller(
@@ -422,3 +385,78 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, 
     dtype, reason = chosen_dtype(settings.dtype, str(device))
     reader = open_reader(model, name=source.name, dtype=dtype, device=device, device_map=settings.device_map)
     return source, reader, reason
+
+
+# Find the frequencies of the training: those with the scaling in the config, or those without it
+
+
+def settle_reading(
+    reader: Reader, tokens: Sequence[Sequence[int]], settings: DoctorSettings, progress: Progress
+) -> tuple[Reader, dict[str, Any] | None]:
+    """Return the reader with its scaling settled, and the measurement if one was needed.
+
+    - `tokens`: of each text; windows are drawn from all of them.
+
+    If the stated trained length exceeds the length before the scaling, the model was trained with the scaling, else
+    without it. If none is stated, the losses under both are measured within the length before the scaling: that of the
+    training is lower. Results are saved, so that a stopped measurement resumes. Raises `RopeError` if the texts are too
+    short for two windows of 16 tokens.
+    """
+    reader = reader.under(settled_by_length(reader.positions, settings.trained_length))
+    rope = unsettled(reader.positions)
+    if rope is None:
+        return reader, None
+    shortest = min(map(len, tokens))
+    of_each = -(-SCALED_WINDOWS // len(tokens))
+    length = min(LONGEST, rope.original_length or LONGEST, shortest // min(of_each, 2))
+    if length < 16:
+        raise RopeError(
+            "doctor: it is not known whether this model was trained with its scaling, and the text is too short to "
+            "measure it.",
+            facts={"scaling": rope.scaling, "tokens in the text": shortest},
+            cure="Give a longer --text, or pass --trained-length.",
+        )
+    count = len(tokens) * min(of_each, shortest // length)
+    design = Design(trained_length=length, target=length, windows=count, seed=settings.seed)
+    places = design.places(list(map(len, tokens)))
+    windows = [torch.tensor(tokens[text][start : start + length]) for text, start in places]
+    under = {name: reader.under(METHODS[name].positions(reader.positions, Reach(length, length))) for name in SCALED}
+    key = fingerprint(reader.digest(), length, [window.numpy().tobytes() for window in windows])
+    folder = cache_folder("doctor", "reading") if settings.state is None else Path(settings.state) / "reading"
+    ledger = Ledger(folder / key, kind="reading", key=key)
+    ledger.resume()
+    expect(progress, len(SCALED) * count * length)
+    for name, number in itertools.product(SCALED, range(count)):
+        if f"{name}/{number}" not in ledger:
+            losses = under[name].window_losses(windows[number], advance=progress.advance)
+            ledger.add(f"{name}/{number}", {"loss": float(losses.mean())})
+    scaled, unscaled = ([ledger[f"{name}/{number}"]["loss"] for number in range(count)] for name in SCALED)
+    measured = _conclusion(rope, length, scaled, unscaled)
+    found = settled(reader.positions, bool(measured["with_scaling"]), "measured within the original length")
+    return reader.under(found), measured
+
+
+def _conclusion(rope: RopeConfig, length: int, scaled: list[float], unscaled: list[float]) -> dict[str, Any]:
+    """Return whether the weights were trained with the scaling, with the losses of each window in nats per token.
+
+    The difference is paired by window, with its 95 % interval (Student's t). If the interval contains 0, the result is
+    open (None), and the scaling is treated as an option of inference.
+    """
+    difference, interval = mean_and_interval([one - other for one, other in zip(scaled, unscaled, strict=True)])
+    with_scaling = None if interval is None or interval[0] <= 0 <= interval[1] else interval[1] < 0
+    rule = "" if rope.scaling is None else rope.scaling.rope_type
+    trained = rope.scaled_length if with_scaling else rope.original_length
+    said = f"scaled minus unscaled is {signed(difference, interval)} nats per token in windows of {length:,} tokens"
+    if with_scaling is None:
+        sentence = (
+            f"It is open whether the weights were trained with the {rule} scaling: {said}. It is treated as an option "
+            "of inference; --trained-length overrides this."
+        )
+    else:
+        how, to = "with" if with_scaling else "without", "" if trained is None else f" to {trained:,} tokens"
+        sentence = f"The weights were trained {how} the {rule} scaling{to}: {said}."
+    return {
+        "rule": rule, "length": length, "scaled": scaled, "unscaled": unscaled, "scaled_length": rope.scaled_length,
+        "original_length": rope.original_length, "difference": difference, "interval": interval,
+        "with_scaling": with_scaling, "trained_length": trained, "sentence": sentence,
+    }  # fmt: skip

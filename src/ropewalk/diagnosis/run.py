@@ -1,53 +1,161 @@
-"""The doctor's run: it reads windows and looks at the evidence until the answer stands."""
+"""`rw.doctor`, and its run, which reads windows and looks at the evidence until the answer stands."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
-import platform
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ropewalk.atomic_io import as_path
-from ropewalk.checkpoints.checkpoint import Checkpoint
-from ropewalk.checkpoints.reader import Advance, Reader
+from ropewalk.audit.audit import audits_of, inspection
+from ropewalk.audit.traps import findings_of
+from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import Evidence, choice, gather
-from ropewalk.diagnosis.facts import Filled, Teller
-from ropewalk.diagnosis.plan import (
-    CROP,
-    LOOKS,
-    PLAIN,
-    Clock,
-    Job,
-    Pace,
-    Plan,
-    Text,
-    WindowReading,
-    at_once,
-    characters_of,
-    fitting_workers,
-    read_job,
-    runs_in,
-)
+from ropewalk.diagnosis.facts import GROUP
+from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, WindowReading, at_once, read_job, runs_in
+from ropewalk.diagnosis.prepare import Clock, Opened, open_model, plan_of
 from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
-from ropewalk.diagnosis.settings import DoctorSettings
+from ropewalk.diagnosis.settings import DoctorSettings, TextSource
 from ropewalk.errors import RopeError
-from ropewalk.ledger import Ledger, cache_folder, fingerprint
+from ropewalk.ledger import Ledger
 from ropewalk.methods import Reach, chosen_methods
 from ropewalk.methods.table import ALL
-from ropewalk.progress import Progress, duration, expect, say, shown
+from ropewalk.progress import Progress, duration, say, shown
 from ropewalk.records import restored
 from ropewalk.statistics import counted
-from ropewalk.version import __version__
 
-TIMES = (4.0, 3.0, 2.0, 1.5, 1.25)  # of the trained length: the targets that are tried if none is given
+KIND = "windows"  # of the ledger
+JOB_FORMAT = 9  # of a result and of how it is measured: a change of either takes the next number
+MOST_COMPARED = 3  # methods of a run that names none
 MANY = 4  # methods: the best of as many is measured in a fresh window
+
+
+def doctor(
+    model: object = "tiny",
+    *,
+    tokenizer: Any = None,
+    target: int | None = None,
+    trained_length: int | None = None,
+    text: TextSource = None,
+    methods: str | Sequence[str] | None = None,
+    engine: str | None = None,
+    minutes: float | None = None,
+    windows: int | None = None,
+    seed: int = 0,
+    dtype: str = "float32",
+    device: str = "cpu",
+    device_map: str | None = None,
+    state: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | bool | None = None,
+) -> Diagnosis:
+    """Measure how far a model's context really reaches, and what would extend it.
+
+    **Arguments:**
+    - `model`: a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME or OWNER/NAME@REVISION, "tiny"; or
+      a `Decoder` in Llama's layout, a live model of transformers with its `tokenizer`, or a pair of the two.
+      transformers computes the model; `Diagnosis.environment["library"]` contains its version and the model's class.
+    - `target`: the desired length in tokens; None: four times the trained length. `trained_length`: in tokens;
+      overrides the config and the table of families.
+    - `text`: a file or folder, a list of them, or a list of (name, contents); None: passages of books and of code.
+    - `methods`: names, or "all", which includes methods in attention; None: the first three of yarn, llama3, dca and
+      ntk that the engine runs, fewer if the minutes are too few. plain and crop are always measured.
+    - `engine`: the engine for the model: "vllm", "sglang", "llama.cpp", "ollama", "transformers" or "python". The best
+      method that it runs is recommended. None: the best of all, and the best for engines if that runs in Python only.
+    - `minutes`: time limit, after which the run ends with the best answer so far. None: 10 on a CPU;
+      no limit elsewhere. `math.inf`: no limit.
+    - `windows`: most windows of text to read; None: up to 8, until the answer stands. `seed`: of windows and facts.
+    - `dtype`, `device`: for a model that is loaded here. "auto" is bfloat16 if the machine multiplies it faster
+      (AVX512-BF16, AMX, CUDA from sm_80), else float32.
+    - `state`: the folder in which results are saved as they are computed; None: in the user's cache. `resume`: resume
+      the same run; else it starts over.
+    - `progress`: None: shown on a terminal and in a notebook, nothing elsewhere; False: nothing; or an object that
+      gets the progress (`ropewalk.progress.Progress`).
+
+    **Returns:** a `Diagnosis`. Losses are in nats per token.
+    **Raises:** `RopeError` if something cannot be measured, before any work if possible; `RunInterrupted` (a
+    KeyboardInterrupt) on Ctrl-C, after which `resume=True` resumes the run.
+
+    >>> text = [("story", "The old man and the sea. He went out alone in a skiff. " * 400)]
+    >>> diagnosis = doctor("tiny", target=512, text=text, methods=["dca"], windows=1)
+    >>> list(diagnosis.readings)
+    ['plain', 'dca', 'crop']
+    """
+    settings = DoctorSettings(
+        target=target, trained_length=trained_length, text=text, methods=methods, engine=engine, minutes=minutes,
+        windows=windows, seed=seed, dtype=dtype, device=device, device_map=device_map, state=state, resume=resume,
+    )  # fmt: skip
+    if tokenizer is not None:
+        if isinstance(model, str | Path | tuple):
+            raise RopeError(
+                "doctor: `tokenizer` applies only to a live model; a path or a pair has its own.",
+                facts={"model": model if isinstance(model, str | Path) else type(model).__name__},
+                cure="Leave it out, or pass the model itself.",
+            )
+        model = (model, tokenizer)
+    return prepare(model, settings, progress).measure(progress)
+
+
+def prepare(
+    model: object,
+    settings: DoctorSettings,
+    progress: Progress | bool | None = None,
+    *,
+    clock: Clock = time.perf_counter,
+    kept: Sequence[str] = (),
+    record: Path | None = None,
+) -> DoctorRun:
+    """Load the model and check all settings, before any work; arguments as for `doctor`.
+
+    `kept`: words of the command line, such as --json FILE, to repeat in the next command. `record`: the file into which
+    the diagnosis will be written.
+    """
+    opened = open_model(model, settings, progress, clock)
+    fewer = [MOST_COMPARED] if settings.method_names else range(MOST_COMPARED, 0 if settings.target else 1, -1)
+    first, *others = [(target, most) for target in opened.targets for most in fewer]
+    asked = chosen = plan_of(opened, *first)
+    for one in others:
+        if opened.fits(chosen.first):
+            break
+        with suppress(RopeError):  # too short for facts
+            chosen = plan_of(opened, *one)
+    seconds = opened.pace.seconds(asked.first)
+    if not opened.fits(chosen.first):
+        less = " Fewer --methods or a shorter --target take less." if settings.target or settings.methods else ""
+        raise opened.too_long("first answer", opened.spent + seconds, asked.design.target, kept, less)
+    design = chosen.design
+    notes = [] if isinstance(model, str | Path) or opened.dtype_choice is None else [opened.dtype_choice]
+    if chosen is not asked:
+        notes.append(
+            f"With {asked.design.target:,} tokens and {', '.join(asked.distinct)}, the first answer takes about "
+            f"{duration(seconds)}, more than --minutes {opened.minutes:g}. Measured is {', '.join(chosen.distinct)} "
+            f"with {design.target:,} tokens."
+        )
+    notes += _short_text(chosen, opened.texts)
+    ledger = opened.ledger(KIND, JOB_FORMAT, chosen.filled, repr(design), repr(opened.teller.kind.name))
+    audits = audits_of(opened.source, trained_length=design.trained_length, target=design.target)
+    return DoctorRun(
+        opened=opened, plan=chosen, ledger=ledger, notes=tuple(notes), kept=tuple(kept), record=record,
+        inspection=inspection(opened.source.name, audits, findings_of(opened.source)),
+    )  # fmt: skip
+
+
+def _short_text(chosen: Plan, texts: Sequence[Text]) -> list[str]:
+    """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
+    far, windows = sum(fact.far for fact in chosen.filled[0].facts), chosen.design.windows
+    if not far or far * windows >= 6 * GROUP:
+        return []
+    needed = -(-6 * GROUP // far)
+    return [
+        f"The text holds {counted(windows, 'window')} with {far * windows} far facts, too few for most answers; "
+        f"{counted(needed, 'window')} need about {Text.characters(texts, needed * chosen.design.target):,} characters."
+    ]
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -64,90 +172,6 @@ class RunInterrupted(KeyboardInterrupt):
 def resumed(ledger: Ledger) -> list[str]:
     """Return a sentence if results were saved before."""
     return [f"Resumed: {counted(len(ledger), 'result')} saved before."] if len(ledger) else []
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A loaded model and its texts: what every measurement begins with. Lengths are in tokens, `minutes` the limit.
-
-    - `model`: as given, a path, a name or an object. `scaling`: as in the record. `began`: by the `clock`, in seconds.
-    """
-
-    model: object
-    settings: DoctorSettings
-    source: Checkpoint
-    reader: Reader
-    dtype_choice: str | None
-    texts: tuple[Text, ...]
-    scaling: dict[str, Any] | None
-    trained: int
-    vocabulary: int
-    teller: Teller
-    pace: Pace
-    minutes: float
-    began: float
-    clock: Clock
-
-    @cached_property
-    def digest(self) -> str:
-        """Return a short hash of the weights."""
-        return self.reader.digest()
-
-    @property
-    def spent(self) -> float:
-        """Return the seconds since the beginning."""
-        return self.clock() - self.began
-
-    @property
-    def targets(self) -> list[int]:
-        """Return the targets to try, the longest first: the given one, or those with facts and enough text."""
-        longest, least = max(len(text.tokens) for text in self.texts), self.teller.least(self.trained)
-        fitting = [round(times * self.trained) for times in TIMES if least <= times * self.trained <= longest]
-        return [self.settings.target] if self.settings.target else fitting or [max(self.trained, longest)]
-
-    def fits(self, jobs: Iterable[Job], slower: float = 1.0) -> bool:
-        """Return whether jobs fit into the minutes; `slower`: times the pace."""
-        return self.spent + slower * self.pace.seconds(jobs) <= 60 * self.minutes
-
-    def too_long(self, what: str, seconds: float, target: int, kept: Sequence[str], cure: str = "") -> RopeError:
-        """Return the error of work that needs more than the minutes, with the command that fits."""
-        command = self.settings.command(self.model, kept=kept, minutes=float(math.ceil(seconds / 60)))
-        return RopeError(
-            f"doctor: the {what} takes longer than --minutes allows.",
-            facts={"minutes": self.minutes, "needed": duration(seconds), "target": target},
-            cure=f"Run: {command}.{cure}",
-        )
-
-    def ledger(self, kind: str, form: int, windows: Iterable[Filled], *parts: object) -> Ledger:
-        """Return the ledger of a measurement, with the results that were saved before if the run is to resume.
-
-        - `form`: the number of its format. `parts`: what the results depend on, besides model and windows.
-
-        Raises `RopeError` if `state` is a file.
-        """
-        state, ids = self.settings.state, [one.ids.tobytes() for one in windows]
-        key = fingerprint(form, torch.__version__, self.digest, *parts, ids)
-        folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
-        if folder.exists() and not folder.is_dir():
-            raise RopeError(
-                "doctor: `state` must be a folder, but it is a file.",
-                facts={"state": str(folder)},
-                cure="Pass a new folder: --state DIR.",
-            )
-        made = Ledger(folder / kind, kind=kind, key=key)
-        _ = made.resume() if self.settings.resume else made.begin()
-        return made
-
-    def environment(self) -> dict[str, Any]:
-        """Return the versions, the machine and the model's settings, for a record."""
-        reader, choice_of_dtype = self.reader, {"dtype_choice": self.dtype_choice} if self.dtype_choice else {}
-        return {
-            "ropewalk": __version__, "torch": torch.__version__, "python": platform.python_version(),
-            "machine": platform.machine(), "device": str(reader.device), "threads": torch.get_num_threads(),
-            "parameters": reader.parameters, "library": reader.library,
-            "dtype": str(reader.dtype).removeprefix("torch."), **choice_of_dtype,
-            "model_digest": self.digest, "seconds": round(self.spent, 1),
-        }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,13 +258,14 @@ class DoctorRun:
     def _read(self, due: Sequence[Job], display: Progress, *, needed: bool = False) -> bool:
         """Measure jobs; return whether all are done. None begins after the time is over, unless they are `needed`."""
         opened, levels = self.opened, dict[int, float]()
-        workers = fitting_workers(opened.reader, self.plan.design.target, len(due))
-        expect(display, sum(job.tokens for job in due))
 
         def measure(job: Job, advance: Advance) -> None:
             self.ledger.add(job.key, read_job(opened.reader, self.plan, job, levels, advance))
 
-        at_once(due, measure, workers=workers, progress=display, until=lambda: not needed and not opened.fits(()))
+        at_once(
+            opened.reader, due, measure, target=self.plan.design.target, progress=display,
+            until=lambda: not needed and not opened.fits(()),
+        )  # fmt: skip
         return all(job.key in self.ledger for job in due)
 
     def _readings(self, count: int) -> dict[str, tuple[WindowReading, ...]]:
@@ -374,7 +399,7 @@ class DoctorRun:
             return again(windows=None), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
             return self._others()
-        characters = characters_of(self.plan.texts, LOOKS[-1] * self.plan.design.target)
+        characters = Text.characters(self.plan.texts, LOOKS[-1] * self.plan.design.target)
         return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."
 
     def _others(self) -> tuple[str | None, str]:
