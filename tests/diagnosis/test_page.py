@@ -45,6 +45,15 @@ def _drawn_once(monkeypatch: pytest.MonkeyPatch, draw: Any = page_module._drawn)
 
 
 @pytest.mark.parametrize(
+    ("action", "method", "chosen"), [("keep", None, PLAIN), ("extend", "yarn", "yarn"), ("undecided", None, None)]
+)
+def test_what_is_chosen(found: Diagnosis, action: str, method: str | None, chosen: str | None) -> None:
+    verdict = dataclasses.replace(found.verdict, action=action, method=method, equal=())
+    cells = dataclasses.replace(found, verdict=verdict).rows()
+    assert [name for name, row in cells.items() if row["result"] == "chosen"] == ([chosen] if chosen else [])
+
+
+@pytest.mark.parametrize(
     ("count", "cell"), [(0, "Python"), (2, "vllm, sglang"), (3, "3 engines"), (len(ENGINES), "engines")]
 )
 def test_where_a_method_runs(found: Diagnosis, count: int, cell: str) -> None:
