@@ -115,3 +115,10 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(rw.RopeError, match="truncated or damaged"):
         rw.load(folder)
+
+
+def test_without_dropout_training_computes_the_same() -> None:
+    model, ids = wide(classifier()), torch.randint(50, (2, SEQ))
+    assert torch.equal(model.train()(ids), model.eval()(ids))
+    dropped = wide(classifier(dropout=0.5))
+    assert not torch.equal(dropped.train()(ids), dropped.eval()(ids))

@@ -153,7 +153,7 @@ class TextClassifierConfig(DecoderConfig):
     max_length: int = 512
     dropout: float = 0.0
     embedding_range: float | None = None
-    residual_dropout: float = field(default=0.0, init=False)
+    residual_dropout: float = field(init=False)
     tie_word_embeddings: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
