@@ -65,6 +65,7 @@ $(OLDEST_ENV)/.ready: $(READY)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/rotation.py
+	$(BIN)/python benchmarks/attention.py
 
 # Test and time what needs a GPU. It takes this checkout's environment if there is one, else the machine's own Python, and
 # installs nothing.

@@ -274,8 +274,24 @@ def rotation() -> str:
     rows = [[each[0][0].name, " or ".join(each[0][0].against).removeprefix("ropewalk, "),
              *("" if ratio is None else f"{ratio:.2f}" for _, ratio in each), f"{each[0][0].at_most:.2f}"]
             for each in judged]  # fmt: skip
-    machines = ". ".join(f"{name}: {where(of[-1])}" for name, of in runs.items())
-    return f"{table(['rotation', 'compared with', *runs, 'allowed'], rows)}\n\n{machines}."
+    return f"{table(['rotation', 'compared with', *runs, 'allowed'], rows)}\n\n{measured_on(runs)}"
+
+
+def measured_on(runs: dict[str, list[Record]]) -> str:
+    """Return the machine of each column in one line."""
+    return ". ".join(f"{name}: {where(of[-1])}" for name, of in runs.items()) + "."
+
+
+def attention() -> str:
+    """Return the ratio of attention's median to torch's, on each machine."""
+    runs = {name: lines(file) for name, file in (("AVX-512", "attention"), ("AVX2", "attention-avx2"))}
+    ratios: dict[tuple[str, str], dict[str, str]] = {}
+    for name, of in runs.items():
+        for one in of:
+            case = f"{one['tokens']:,} tokens, {one['heads']} heads of {one['head_dim']}, {one['kv_heads']} of keys"
+            ratios.setdefault((case, one["dtype"]), {})[name] = f"{one['over_sdpa']:.2f}"
+    rows = [[*case, *(of.get(name, "") for name in runs)] for case, of in ratios.items()]
+    return f"{table(['attention', 'dtype', *runs], rows)}\n\n{measured_on(runs)}"
 
 
 def encodings() -> str:
@@ -418,7 +434,7 @@ def methods() -> str:
 
 # -- machines -------------------------------------------------------------------------------------------------------
 
-CPU, GPU = "rotation", "gpu-rotation"  # NAME.jsonl
+CPU, GPU = ("rotation", "attention"), "gpu-rotation"  # NAME.jsonl
 INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2": "AVX2", "neon_bf16": "Arm with BF16",
                 "neon": "Arm", "portable": "no vector instructions"}  # fmt: skip
 
@@ -426,7 +442,7 @@ INSTRUCTIONS = {"avx512_bf16": "AVX-512 with BF16", "avx512": "AVX-512", "avx2":
 def status(results: Path = RESULTS) -> str:
     """Return which CPUs and GPUs the times are from, in two sentences."""
     measured: dict[str, list[Record]] = {}
-    for one in lines(CPU, results):
+    for one in (one for name in CPU for one in lines(name, results)):
         measured.setdefault(one["device"], []).append(one)
     newest = {device: max(one["date"][:10] for one in of) for device, of in measured.items()}
     cpus = []
@@ -462,7 +478,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "chance": chance, "agreement": agreement, "answers": answers, "rule-errors": rule_errors,
     "phantoms": phantoms,
     "tasks": tasks, "league": partial(league, "smollm2"), "league-tiny": partial(league, "tiny"),
-    "rotation": rotation, "encodings": encodings, "classification": classification,
+    "rotation": rotation, "attention": attention, "encodings": encodings, "classification": classification,
     "models": models, "verify-servers": verify_servers, "vllm-plugin": vllm_plugin,
     "methods": methods, "status": status, "gpu": gpu, "engines": engines,
 }  # fmt: skip
