@@ -167,6 +167,18 @@ def test_a_class_takes_the_keys_of_a_method():
                 type(config)(**{**config.to_dict(), **found})
 
 
+@pytest.mark.parametrize("method", ["as-is", "plain"])
+def test_a_block_that_no_layer_uses_is_kept(method):
+    """The class may read it although the config has no such layer; a length that is not stated is the trained one."""
+    blocks = {"full_attention": {"rope_type": "default", "rope_theta": 1e6},
+              "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    fields = {"model_type": "gemma3_text", "head_dim": 16, "num_hidden_layers": 2, "hidden_size": 64,
+              "layer_types": ["full_attention"] * 2, "rope_parameters": blocks}  # fmt: skip
+    found = fields_under(fields, ModelRopes.from_hf(fields), method, Reach(64, 256))
+    assert found["rope_parameters"].keys() == blocks.keys()
+    assert {one["rope_theta"] for one in found["rope_parameters"].values()} == {1e6, 1e4}
+
+
 def test_an_unknown_family_is_refused_with_its_class_and_file():
     """Who reads the refusal can look at the code."""
     model = small_model("llama")
