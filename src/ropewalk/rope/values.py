@@ -9,6 +9,7 @@ import inspect
 import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import fields
 from itertools import islice
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -189,40 +190,49 @@ def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: i
             cure="Add `factor` to the rope block, or `max_position_embeddings` to the config.",
         )
     trained = read_value(block, TRAINED_KEY, int)
-    check_length(f"from_hf: rope type {rope_type!r}", trained)
+    check_field(f"from_hf: rope type {rope_type!r}", TRAINED_KEY, trained)
     ratio: float = max_position_embeddings / trained
     return ratio
 
 
-# --- fields of scaling rules; `name` is the rule's
+# --- fields of scaling rules
+
+_SCALE, _OWN = "a number above 0, at most {:,}", "Omit it for the rule's own factor; it multiplies queries and keys."
+_FIELDS: dict[str, tuple[str, Callable[[Any, float], bool], str]] = {
+    "factor": (
+        "a number from 1 to {:g}",
+        lambda n, most: 1 <= n <= most,
+        "Pass target length / trained length; 1 leaves the frequencies unchanged.",
+    ),
+    TRAINED_KEY: (
+        f"a whole number of tokens from 1 to {MOST_TOKENS:,}",
+        lambda n, most: int(n) == n and 1 <= n <= MOST_TOKENS,
+        "Pass the length the model was trained at before extension.",
+    ),
+    "theta": ("a finite number above 1", lambda n, _: n > 1, "Pass the new base, such as 500000.0 for Llama 2 Long."),
+    "partial_rotary_factor": ("between 0 and 1", lambda n, _: 0 <= n <= 1, "Pass the fraction of rotated pairs."),
+    "attention_factor": (_SCALE, lambda n, most: 0 < n <= most, _OWN),
+    "short_mscale": (_SCALE, lambda n, most: 0 < n <= most, _OWN),
+    "long_mscale": (_SCALE, lambda n, most: 0 < n <= most, _OWN),
+    "mscale": (_SCALE, lambda n, most: 0 <= n <= most, _OWN),  # 0: absent
+    "mscale_all_dim": (_SCALE, lambda n, most: 0 <= n <= most, _OWN),
+}
+"""What the fields of a name must be in every rule, in words and as a function, and the cure."""
 
 
-def check_factor(name: str, factor: float, most: float = MOST_TOKENS) -> None:
-    if not (is_number(factor) and 1 <= factor <= most):
-        raise RopeError(
-            f"{name}: `factor` must be a number from 1 to {most:g}.",
-            facts={"factor": factor},
-            cure="Pass target length / trained length; 1 leaves the frequencies unchanged.",
-        )
+def check_field(where: str, key: str, value: Any, most: float = MOST_TOKENS) -> None:
+    """Raise `RopeError` for a value that fields of this name do not allow; `most`: the largest factor."""
+    must_be, allows, cure = _FIELDS[key]
+    if not (is_number(value) and allows(value, most)):
+        raise RopeError(f"{where}: `{key}` must be {must_be.format(most)}.", facts={key: value}, cure=cure)
 
 
-def check_length(name: str, length: int) -> None:
-    if not (is_number(length) and int(length) == length and 1 <= length <= MOST_TOKENS):
-        raise RopeError(
-            f"{name}: `original_max_position_embeddings` must be a whole number of tokens from 1 to {MOST_TOKENS:,}.",
-            facts={"original_max_position_embeddings": length},
-            cure="Pass the length the model was trained at before extension.",
-        )
-
-
-def check_above_zero(name: str, **values: float | None) -> None:
-    for key, value in values.items():
-        if value is not None and not (is_number(value) and 0 < value <= MOST_TOKENS):
-            raise RopeError(
-                f"{name}: `{key}` must be a number above 0, at most {MOST_TOKENS:,}.",
-                facts={key: value},
-                cure="Omit it for the rule's own factor; it multiplies queries and keys.",
-            )
+def check_fields(rule: Any, most: float = MOST_TOKENS) -> None:
+    """Check all fields of a scaling rule with a known name; None stands for a default of None."""
+    for each in fields(rule):
+        value = getattr(rule, each.name)
+        if each.name in _FIELDS and not (value is None and each.default is None):
+            check_field(type(rule).__name__, each.name, value, most)
 
 
 def check_bounds(name: str, published: str, **bounds: float) -> None:

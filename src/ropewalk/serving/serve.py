@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError, shell_command
 from ropewalk.families import family_named
 from ropewalk.methods import Reach, method_named, why_no_effect
 from ropewalk.records import checked, malformed
-from ropewalk.rope.values import check_factor, check_whole
+from ropewalk.rope.values import check_field, check_whole
 from ropewalk.serving.engines import ENGINES, RUNNERS
 from ropewalk.serving.plan import ServeConfig, gguf_keys, serving_plan
 from ropewalk.serving.served import Served
@@ -130,7 +130,7 @@ def serve_config(
     """
     check_whole("serve-config", target=target, length=length, trained_length=trained_length)
     if factor is not None:
-        check_factor("serve-config", factor)
+        check_field("serve-config", "factor", factor)
     _check_engine("serve-config", engine, ENGINES)
     recorded = None if record is None else Recorded.read(record)
     if recorded is not None:

@@ -14,10 +14,8 @@ from ropewalk.rope.values import (
     Block,
     Variant,
     check_bounds,
-    check_factor,
-    check_length,
+    check_fields,
     check_variant,
-    is_number,
     ramp,
     read_value,
 )
@@ -38,8 +36,7 @@ class Linear(Scaling):
     hf_names: ClassVar[tuple[str, ...]] = ("linear",)
     required_keys: ClassVar[tuple[str, ...]] = ("factor",)
 
-    def __post_init__(self) -> None:
-        check_factor("Linear", self.factor)
+    __post_init__ = check_fields
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return [f / self.factor for f in ladder.inv_freq()]
@@ -63,8 +60,7 @@ class NTK(Scaling):
     required_keys: ClassVar[tuple[str, ...]] = ("alpha",)
     optional_keys: ClassVar[tuple[str, ...]] = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
-    def __post_init__(self) -> None:
-        check_factor("NTK", self.factor)
+    __post_init__ = check_fields
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(ladder.ntk_theta(self.factor, "NTK"))
@@ -99,7 +95,7 @@ class DynamicNTK(Scaling):
     reads_max_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_factor("DynamicNTK", self.factor)
+        check_fields(self)
         check_variant("DynamicNTK", self.variant)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
@@ -144,13 +140,7 @@ class ABF(Scaling):
     theta: float
     rope_type: ClassVar[str] = "abf"
 
-    def __post_init__(self) -> None:
-        if not (is_number(self.theta) and self.theta > 1):
-            raise RopeError(
-                "ABF: `theta` must be a finite number above 1.",
-                facts={"theta": self.theta},
-                cure="Pass the new base, such as 500000.0 for Llama 2 Long.",
-            )
+    __post_init__ = check_fields
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(self.theta)
@@ -182,8 +172,7 @@ class Llama3(Scaling):
     required_keys: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor", TRAINED_KEY)
 
     def __post_init__(self) -> None:
-        check_factor("Llama3", self.factor, MOST_FACTOR)  # the largest stops a pair, as in an export of p-RoPE
-        check_length("Llama3", self.original_max_position_embeddings)
+        check_fields(self, MOST_FACTOR)  # the largest stops a pair, as in an export of p-RoPE
         bounds = {"high_freq_factor": self.high_freq_factor, "low_freq_factor": self.low_freq_factor}
         check_bounds("Llama3", "4 and 1", **bounds)
 
@@ -214,14 +203,7 @@ class Proportional(Scaling):
     optional_keys: ClassVar[tuple[str, ...]] = ("factor", "partial_rotary_factor")
     can_be_extended: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_factor("Proportional", self.factor)
-        if not (is_number(self.partial_rotary_factor) and 0 <= self.partial_rotary_factor <= 1):
-            raise RopeError(
-                "Proportional: `partial_rotary_factor` must be between 0 and 1.",
-                facts={"partial_rotary_factor": self.partial_rotary_factor},
-                cure="Pass the fraction of rotated pairs.",
-            )
+    __post_init__ = check_fields
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         rotating = int(self.partial_rotary_factor * ladder.dim // 2)

@@ -13,10 +13,8 @@ from ropewalk.rope.values import (
     Block,
     Variant,
     as_tuple,
-    check_above_zero,
     check_bounds,
-    check_factor,
-    check_length,
+    check_fields,
     check_trained_ratio,
     check_variant,
     is_number,
@@ -58,12 +56,8 @@ class YaRN(Scaling):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_factor("YaRN", self.factor)
-        check_length("YaRN", self.original_max_position_embeddings)
+        check_fields(self)
         check_variant("YaRN", self.variant)
-        check_above_zero("YaRN", attention_factor=self.attention_factor)
-        mscales = {"mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
-        check_above_zero("YaRN", **{k: v for k, v in mscales.items() if not is_number(v) or v})  # 0: absent
         check_kind("YaRN", bool, "True rounds the ramp's bounds outward to whole pairs.", truncate=self.truncate)
         check_bounds("YaRN", "32 and 1", beta_fast=self.beta_fast, beta_slow=self.beta_slow)
 
@@ -148,11 +142,7 @@ class LongRoPE(Scaling):
     reads_max_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_length("LongRoPE", self.original_max_position_embeddings)
-        if self.factor is not None:
-            check_factor("LongRoPE", self.factor)
-        mscales = {"short_mscale": self.short_mscale, "long_mscale": self.long_mscale}
-        check_above_zero("LongRoPE", attention_factor=self.attention_factor, **mscales)
+        check_fields(self)
         if self.original_max_position_embeddings == 1:
             raise RopeError(
                 "LongRoPE: `original_max_position_embeddings` must be above 1: the attention factor divides by its ln.",
