@@ -88,12 +88,17 @@ def refuse_null(fields: Mapping[str, Any], *keys: str) -> None:
             )
 
 
-def size(fields: Mapping[str, Any], *keys: str, most: int = MOST_SIZE) -> int | None:
-    """Return the first of these sizes that a config states, a whole number from 1 to `most`; None if it states none."""
+def size(fields: Mapping[str, Any], *keys: str, most: int = MOST_SIZE, default: int | None = None) -> int | None:
+    """Return the first of these sizes that a config states, a whole number from 1 to `most`; else the default.
+
+    Raises `RopeError` if a key is null in the place of a default.
+    """
     stated = first(fields, *keys)
-    if stated is not None:
-        check_whole("from_hf", most=most, **{stated[0]: stated[1]})
-    return None if stated is None else as_whole(stated[1])
+    if stated is None:
+        refuse_null(fields, *(() if default is None else keys))
+        return default
+    check_whole("from_hf", most=most, **{stated[0]: stated[1]})
+    return as_whole(stated[1])
 
 
 def fraction(value: object, name: str, most: int = 1) -> float:

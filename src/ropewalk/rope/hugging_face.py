@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import NoRotation, RopeError, library_errors
@@ -22,6 +20,7 @@ from ropewalk.families.adjustments import HEAD_DIM_KEYS, HEADS_KEYS, contradicts
 from ropewalk.families.values import MOST_TOKENS, as_whole, first, fraction, number, refuse_null, size
 from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.rope_parameters import (
+    Blocks,
     Described,
     block_of_layer,
     blocks_of_layers,
@@ -32,7 +31,6 @@ from ropewalk.rope.rope_parameters import (
 )
 from ropewalk.rope.scaling import LeRoPE, Scaling
 
-_INDEXER_FLAG = "indexer_rope_interleave"  # of GLM-5's config.json; vLLM and SGLang read it
 NESTED = ("text_config", "language_config", "llm_config", "thinker_config")
 _VISION_KEYS = {"patch_size", "spatial_merge_size", "depth", "in_channels", "num_channels"}
 _FLAGS = ("rope_interleave", "rope_interleaved")
@@ -40,9 +38,7 @@ _MROPE_KEYS = ("mrope_section", "mrope_interleaved", "interleaved")
 _WAYS = {True: "(0,1), (2,3), ...", False: "(i, i + rotary_dim/2)"}
 
 
-def read(
-    config: str | PathLike[str] | Mapping[str, Any] | Any, *, layer_type: str | None = None, alpha: Any = None
-) -> dict[str, Any]:
+def read(config: Any, *, layer_type: str | None = None, alpha: Any = None) -> dict[str, Any]:
     """Return the fields of the `RopeConfig` of a Hugging Face config; see `RopeConfig.from_hf`."""
     found = describe(config)
     rope = _rope(found, block_of_layer(found, layer_type), layer_type, alpha)
@@ -57,9 +53,7 @@ def read_block(block: Mapping[str, Any], head_dim: int, max_position_embeddings:
     return _rope(found, block_of_layer(found, None), None, None)
 
 
-def read_layer_types(
-    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
-) -> tuple[dict[str | None, dict[str, Any] | None], bool, dict[str, Any], Family]:
+def read_layer_types(config: Any, *, alpha: Any = None) -> tuple[Blocks, bool, dict[str, Any], Family]:
     """Return the fields of each layer type's `RopeConfig`, None without rotation; see `ModelRopes.from_hf`.
 
     The others are whether the config or its class has a block for each layer type, its text part, and its family.
@@ -72,9 +66,7 @@ def read_layer_types(
     return ropes, nested, found.fields, found.family
 
 
-def read_indexer(
-    config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Any = None
-) -> tuple[dict[str, Any], int]:
+def read_indexer(config: Any, *, alpha: Any = None) -> tuple[dict[str, Any], int]:
     """Return the fields of the indexer's `RopeConfig` and its offset; see `indexer_rope`."""
     found = describe(config)
     fields, family, name = found
@@ -85,9 +77,7 @@ def read_indexer(
             facts={"model_type": fields.get("model_type")},
             cure="RopeConfig.from_hf(config) is the rope of its attention.",
         )
-    stated = fields.get(_INDEXER_FLAG)
-    if stated is not None and stated != indexer.interleaved:
-        raise _contradicts_pairing(_INDEXER_FLAG, stated, name, indexer.interleaved)
+    interleaved = _interleaved(found, ("indexer_rope_interleave",), indexer.interleaved, False)  # of GLM-5
     rope = _rope(found, block_of_layer(found, indexer.layer_type), indexer.layer_type, alpha)
     _warn(found)
     head_dim = as_whole(fields.get("index_head_dim", 128)) or 0  # the default of every family with an indexer
@@ -98,7 +88,7 @@ def read_indexer(
             cure="Correct the config's value.",
         )
     offset = head_dim - rope["rotary_dim"] if indexer.last else 0
-    return {**rope, "head_dim": head_dim, "interleaved": indexer.interleaved}, offset
+    return {**rope, "head_dim": head_dim, "interleaved": interleaved}, offset
 
 
 # --- the described part of a config, and its family
@@ -141,27 +131,20 @@ def describe(config: Any) -> Described:
     for keys in (("num_hidden_layers", "n_layer", "n_layers", "depth"), ("hidden_size", "n_embd", "d_model")):
         size(fields, *keys)  # raises for a damaged number
     model_type = fields.get("model_type")
+    name = family_name(model_type) if isinstance(model_type, str) else None
     vision = f"{model_type}_vision"  # released vision towers have their composite's model_type
-    if isinstance(model_type, str) and vision in FAMILIES and "vocab_size" not in fields and _VISION_KEYS & set(fields):
-        name: str | None = vision
-    else:
-        name = family_name(model_type) if isinstance(model_type, str) else None
+    if vision in FAMILIES and "vocab_size" not in fields and _VISION_KEYS & set(fields):
+        name = vision
     if name is None:
         return _unknown(fields)
-    if name in REFUSED:
+    family = FAMILIES.get(name, Family(False))
+    wrong = {key: one.why_not for key, one in family.holds.items() if not one.holds(fields.get(key))}
+    for key, why in ({"model_type": REFUSED[name]} if name in REFUSED else wrong).items():
         raise RopeError(
-            f"from_hf: {model_type} cannot be described by a RopeConfig: {REFUSED[name]}.",
-            facts={"model_type": model_type},
-            cure="Use the model's own code.",
+            f"from_hf: {f'this {name}' if key in wrong else model_type} cannot be described by a RopeConfig: {why}.",
+            facts={key: fields.get(key)},
+            cure=f"Use the model's own code{', or write RopeConfig(...) yourself' if key in wrong else ''}.",
         )
-    family = FAMILIES[name]
-    for key, condition in family.holds.items():
-        if not condition.holds(fields.get(key)):
-            raise RopeError(
-                f"from_hf: this {name} cannot be described by a RopeConfig: {condition.why_not}.",
-                facts={key: fields.get(key)},
-                cure="Use the model's own code, or write RopeConfig(...) yourself.",
-            )
     block = fields.get("rope_parameters")
     is_object = not isinstance(config, (Mapping, str, PathLike)) and fields.get("partial_rotary_factor") is None
     if is_object and isinstance(block, Mapping) and (family.slice_of or "rope_type" in block):
@@ -219,7 +202,7 @@ def _warn(config: Described) -> None:
 def _rope(config: Described, block: Mapping[str, Any], layer_type: str | None, alpha: Any) -> dict[str, Any]:
     """Return the fields of a RopeConfig, from the block of its layers and the rest of the config."""
     fields, family, name = config
-    interleaved = _interleaved(config)
+    interleaved = _interleaved(config, _FLAGS, family.interleaved, family.reads_flag)
     kind = block.get("rope_type", block.get("type"))
     if (kind == "axial" and not family.axial) or (kind == "mrope" and family.mrope is None):
         raise RopeError(
@@ -284,30 +267,26 @@ def _learned(scaling: Scaling | None, family: Family, name: str, alpha: Any) -> 
             facts={"alpha": None, "tensor in the checkpoint": f"rotary_emb.{family.module.learned}"},
             cure="Pass alpha=ropewalk.checkpoints.load.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
         )
-    numbers = alpha.tolist() if isinstance(alpha, Tensor) and not alpha.is_meta else alpha
-    return LeRoPE(tuple(numbers) if isinstance(numbers, list) else numbers, of=scaling)
+    return LeRoPE(alpha, of=scaling)
 
 
-def _interleaved(config: Described) -> bool:
-    fields, family, name = config
-    for key in _FLAGS:
-        if family.reads_flag:
+def _interleaved(config: Described, keys: Iterable[str], own: bool, reads_flag: bool) -> bool:
+    """Return the class's own pairing, which the keys must not contradict; with `reads_flag` they choose it."""
+    fields, _, name = config
+    for key in keys:
+        if reads_flag:
             refuse_null(fields, key)
         stated = fields.get(key)
-        if stated is None or stated == family.interleaved:
+        if stated is None or stated == own:
             continue
-        if family.reads_flag and isinstance(stated, bool):
+        if reads_flag and isinstance(stated, bool):
             return stated
-        raise _contradicts_pairing(key, stated, name, family.interleaved)
-    return family.interleaved
-
-
-def _contradicts_pairing(key: str, stated: object, name: str, interleaved: bool) -> RopeError:
-    return RopeError(
-        f"from_hf: `{key}` contradicts the pairing of transformers' {name}, which ignores this key.",
-        facts={key: stated, "the class pairs": _WAYS[interleaved]},
-        cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
-    )
+        raise RopeError(
+            f"from_hf: `{key}` contradicts the pairing of transformers' {name}, which ignores this key.",
+            facts={key: stated, "the class pairs": _WAYS[own]},
+            cure=f"Remove `{key}` for what transformers computes, or write RopeConfig(...) yourself.",
+        )
+    return own
 
 
 # --- sizes outside the block: head_dim, rotary_dim, theta, lengths, axes
@@ -318,11 +297,7 @@ def _max_position_embeddings(fields: Mapping[str, Any], family: Family) -> int |
     # Command R has 131,072 there, and 8,192 under the usual key
     own = ("model_max_length",) if str(fields.get("model_type")).startswith("cohere") else ()
     spellings = (*own, "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
-    default: int | None = family.defaults.get("max_position_embeddings")
-    stated = size(fields, *spellings, most=MOST_TOKENS)
-    if stated is None and default is not None:
-        refuse_null(fields, *spellings)
-    return default if stated is None else stated
+    return size(fields, *spellings, most=MOST_TOKENS, default=family.defaults.get("max_position_embeddings"))
 
 
 def _theta(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) -> float:
@@ -330,10 +305,9 @@ def _theta(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) 
 
     The config's keys are the family's `top_thetas`; DBRX has it in `attn_config`.
     """
-    if not family.fixed:
-        refuse_null(block, "rope_theta")
-    inner = fields.get("attn_config")
-    stated = (None if family.fixed else first(block, "rope_theta")) or first(fields, *family.top_thetas)
+    read, inner = {} if family.fixed else block, fields.get("attn_config")
+    refuse_null(read, "rope_theta")
+    stated = first(read, "rope_theta") or first(fields, *family.top_thetas)
     if stated is None and isinstance(inner, Mapping):
         stated = first(inner, "rope_theta")
     if stated is None:
@@ -349,15 +323,14 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
             return own
         if layer_type in family.head_dim_of:
             key, default = family.head_dim_of[layer_type]
-            refuse_null(fields, key)
-            return size(fields, key) or default
+            return size(fields, key, default=default) or default
     if family.mla:
         refuse_null(fields, "qk_rope_head_dim")
         return size(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
     stated = size(fields, *HEAD_DIM_KEYS)
     if stated is None and family.head_dim is not None:
         refuse_null(fields, "head_dim")
-    if stated is not None or family.head_dim is not None:
+    if stated or family.head_dim:
         return stated or family.head_dim or 0
     fields = {**family.defaults, **fields}
     if family.axial:
@@ -390,65 +363,53 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
 
     The order of precedence is the block's `partial_rotary_factor`, the config's, `rotary_pct` (the only key of
     GPT-NeoX), `rotary_dim` (MiniMax-M2) and the family's default. Multi-head latent attention rotates its slice; a
-    stated fraction must agree, as one of the slice or of the whole head. `scaled`: the block names a scaling rule.
+    stated fraction must agree, as one of the slice or of the whole head. A vision tower rotates the same number of
+    whole pairs for each axis. `scaled`: the block names a scaling rule.
     """
     fields, family, name = config
-    if family.axial:
-        return _axial_dim(fields, block, family, name, head_dim)
-    in_block = first(block, "partial_rotary_factor")
+    key, others = "partial_rotary_factor", {} if family.axial else fields  # vision towers have no other key
+    in_block = first(block, key)
     if scaled or family.partial is not None or family.slice_of:
-        refuse_null(block, "partial_rotary_factor")
+        refuse_null(block, key)
     if in_block is None and family.partial is not None:
         refuse_null(fields, *family.fraction_keys)
-    fractions, stated = dict[str, float](), dict[str, int]()
-    for entry in (in_block or first(fields, "partial_rotary_factor"), first(fields, "rotary_pct")):
-        if entry is not None:
-            fractions[entry[0]] = share = fraction(entry[1], entry[0])
-            stated[entry[0]] = int(head_dim * share)
+    entries = filter(None, (in_block or first(fields, key), first(others, "rotary_pct")))
+    fractions = {own: fraction(value, own) for own, value in entries}
+    stated = {own: int(head_dim * share) for own, share in fractions.items()}
     if family.mla and family.slice_of:
-        width = sum(size({**family.defaults, **fields}, key) or 0 for key in family.slice_of)
+        width = sum(size({**family.defaults, **fields}, of) or 0 for of in family.slice_of)
         share = next(iter(fractions.values()), head_dim / (width or 1) if family.partial is None else family.partial)
         if int(width * share) != head_dim:
-            facts = {"qk_rope_head_dim": head_dim, " + ".join(family.slice_of): width, "partial_rotary_factor": share}
+            facts = {"qk_rope_head_dim": head_dim, " + ".join(family.slice_of): width, key: share}
             raise contradicts("qk_rope_head_dim", head_dim, name, int(width * share), facts)
         return head_dim
     if family.mla:
         heads = (size(fields, "qk_nope_head_dim") or 0) + head_dim, size(fields, "head_dim") or 0
-        for key, share in fractions.items():
+        for own, share in fractions.items():
             of_slice = family.partial is not None or (scaled and not family.blocks)  # not of the whole head
-            if stated[key] != head_dim and (of_slice or head_dim not in [int(dim * share) for dim in heads]):
-                facts = {key: share, "qk_rope_head_dim": head_dim}
-                raise contradicts(key, stated[key], name, head_dim, facts)
+            if stated[own] != head_dim and (of_slice or head_dim not in [int(dim * share) for dim in heads]):
+                raise contradicts(own, stated[own], name, head_dim, {own: share, "qk_rope_head_dim": head_dim})
         return head_dim
-    dim = size(fields, "rotary_dim")
+    dim = size(others, "rotary_dim")
     stated |= {} if dim is None else {"rotary_dim": dim}
     rotated = head_dim if family.partial is None else int(head_dim * family.partial)
     if "rotary_dim" in family.defaults:
         refuse_null(fields, "rotary_dim")
         rotated = stated.get("rotary_dim", family.defaults["rotary_dim"])
     elif family.partial is not None and stated:
-        keys = (*family.fraction_keys, *(() if in_block is None else ("partial_rotary_factor",)))
-        rotated = next((count for key, count in stated.items() if key in keys), rotated)
-    for key, count in stated.items():
+        keys = (*family.fraction_keys, *(() if in_block is None else (key,)))
+        rotated = next((count for own, count in stated.items() if own in keys), rotated)
+    for own, count in stated.items():
         if count != rotated:
-            raise contradicts(key, count, name, rotated, {key: block.get(key, fields.get(key)), "head_dim": head_dim})
-    return rotated
-
-
-def _axial_dim(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family, name: str, head_dim: int) -> int:
-    """Return the rotated features of a vision tower: the same number of whole pairs for each axis."""
-    axes, key = len(family.axial), "partial_rotary_factor"
-    _, share = first(block, key) or first(fields, key) or (key, 1.0)
-    count = int(head_dim * fraction(share, key))
-    if count != head_dim:
-        raise contradicts(key, count, name, head_dim, {key: share, "head_dim": head_dim})
-    if axes == 2 and head_dim % 4:
+            raise contradicts(own, count, name, rotated, {own: block.get(own, fields.get(own)), "head_dim": head_dim})
+    axes = len(family.axial) or 1
+    if (axes == 2 or family.mrope == "alternating") and rotated % 4:
         raise RopeError(
-            "from_hf: a vision head splits its pairs between height and width, so their number must be even.",
-            facts={"pairs": head_dim // 2},
-            cure="Check hidden_size and num_heads.",
+            "from_hf: pairs are divided between row and column, so their number must be even.",
+            facts={"pairs": rotated // 2},
+            cure="Check the size of a head and the rotated fraction.",
         )
-    return 2 * axes * (head_dim // (2 * axes))
+    return rotated if axes == 1 else 2 * axes * (rotated // (2 * axes))
 
 
 def _axes(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tuple[int, ...] | None:
@@ -458,12 +419,6 @@ def _axes(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tu
     if family.mrope is None:
         return None
     if family.mrope == "alternating":
-        if pairs % 2:
-            raise RopeError(
-                "from_hf: pairs alternate between row and column, so their number must be even.",
-                facts={"pairs": pairs},
-                cure="Check head_dim and partial_rotary_factor.",
-            )
         return (0, 1) * (pairs // 2)
     stated = block.get("mrope_interleaved", block.get("interleaved"))
     if stated is not None and bool(stated) != (family.mrope == "interleaved"):
@@ -475,19 +430,14 @@ def _axes(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tu
     refuse_null(block, "mrope_section")
     sections: Any = block.get("mrope_section") or family.defaults.get("mrope_section")
     whole = isinstance(sections, (list, tuple)) and all(isinstance(s, int) and s > 0 for s in sections)
-    if not whole or len(sections) != 3 or sum(sections) != pairs:
+    ernie = family.mrope == "ernie"
+    if not whole or len(sections) != 3 or sum(sections) != pairs or (ernie and sections[0] != sections[1]):
         raise RopeError(
-            "from_hf: `mrope_section` must be three whole numbers that sum to the number of pairs.",
+            "from_hf: `mrope_section` must be three whole numbers that sum to the number of pairs"
+            f"{', with equal height and width, which alternate in ERNIE' if ernie else ''}.",
             facts={"mrope_section": sections, "pairs": pairs},
             cure="Pass the number of pairs of time, height and width.",
         )
-    if family.mrope != "ernie":
-        return axes_from_sections(sections, interleaved=family.mrope == "interleaved")
-    height, width, temporal = sections
-    if height != width:
-        raise RopeError(
-            "from_hf: ERNIE's height and width alternate, so their sections must be equal.",
-            facts={"mrope_section": sections},
-            cure="Correct the config's value.",
-        )
-    return (1, 2) * int(height) + (0,) * int(temporal)
+    if ernie:
+        return (1, 2) * int(sections[0]) + (0,) * int(sections[2])
+    return axes_from_sections(sections, interleaved=family.mrope == "interleaved")

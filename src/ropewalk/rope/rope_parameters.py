@@ -65,17 +65,15 @@ def rule_of(block: Mapping[str, Any], meanings: Mapping[str, tuple[str, str | No
     `meanings` are a family's special names (see `Family.meanings`). Raises `RopeError` for an unknown name.
     """
     stated = block.get("rope_type", block.get("type", "default"))
-    if not isinstance(stated, str):
-        cure = f"Known: {', '.join(rope_types())}."
-        raise RopeError("from_hf: `rope_type` must be a string.", facts={"rope_type": stated}, cure=cure)
-    if stated in _PLAIN:
-        return None
-    meant, key = meanings.get(stated, ("", ""))
-    special = key is None or block.get(key)
-    for rule in RULES.values():
-        if rule.rope_type == meant if special else stated in rule.hf_names:
-            return rule
-    cure = nearest(stated, rope_types())
+    if isinstance(stated, str):
+        if stated in _PLAIN:
+            return None
+        meant, key = meanings.get(stated, ("", ""))
+        special = key is None or block.get(key)
+        for rule in RULES.values():
+            if rule.rope_type == meant if special else stated in rule.hf_names:
+                return rule
+    cure = nearest(str(stated), rope_types())
     raise RopeError("from_hf: unknown `rope_type`.", facts={"rope_type": stated}, cure=cure)
 
 
@@ -110,12 +108,20 @@ _ATTENDING = ("attention", "full", "sliding", "chunked", "local", "global", "hyb
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-def blocks_of_layers(config: Described) -> Blocks:
-    """Return the flat block of each layer type; raise `RopeError` for malformed blocks, and if nothing rotates."""
+def blocks_of_layers(config: Described, layer_type: object = None) -> Blocks:
+    """Return the flat block of each layer type; raise `RopeError` for malformed blocks, and if nothing rotates.
+
+    `layer_type`: the one that is asked for, of which only the type is checked.
+    """
     fields, family, name = config
     types = fields.get("layer_types")
-    if not (types is None or (isinstance(types, list | tuple) and all(isinstance(one, str) for one in types))):
-        raise _no_name(None, types)
+    listed = types is None or (isinstance(types, list | tuple) and all(isinstance(one, str) for one in types))
+    if not (listed and isinstance(layer_type, str | None)):
+        raise RopeError(
+            "from_hf: `layer_type` must be a string, and `layer_types` a list of strings.",
+            facts={"layer_type": layer_type, "layer_types": types},
+            cure='For example layer_type="sliding_attention".',
+        )
     if family.switch is not None:
         key, on, default = family.switch
         if fields.get(key, default) != on:
@@ -139,18 +145,15 @@ def blocks_of_layers(config: Described) -> Blocks:
         refuse_null(fields, TRAINED_KEY)
         outer = fields.get(TRAINED_KEY, family.defaults.get(TRAINED_KEY))
         block = block if outer is None else {**block, TRAINED_KEY: outer}
-    if stated is not None and (family.blocks or family.scaled) and not (old and family.scaled):
-        raise RopeError(
-            f"from_hf: {name} needs a block for each layer type, but this config has one flat block.",
-            facts={"block": stated, "layer types": sorted(family.blocks or fields.get("layer_types") or ())},
-            cure='Nest it: "rope_parameters": {"' + next(iter(family.blocks or family.scaled)) + '": {...}, ...}.',
-        )
-    if stated is not None and family.scaled:
-        if "rope_type" not in stated and not family.block_of:  # DeepSeek-V4's class reads `type`, too
+    if stated is not None and (family.blocks or family.scaled):
+        flat = old and bool(family.scaled)  # the spelling for some of the layer types
+        unnamed = flat and "rope_type" not in stated and not family.block_of  # DeepSeek-V4's class reads `type`, too
+        if unnamed or not flat:
+            one = "one flat block without `rope_type`" if unnamed else "one flat block"
             raise RopeError(
-                f"from_hf: transformers' {name} needs `rope_type` in a flat block, which this one lacks.",
-                facts={"block": stated},
-                cure="Add `rope_type`.",
+                f"from_hf: {name} needs a block for each layer type, but this config has {one}.",
+                facts={"block": stated, "layer types": sorted(family.blocks or fields.get("layer_types") or ())},
+                cure='Nest it: "rope_parameters": {"' + next(iter(family.blocks or family.scaled)) + '": {...}, ...}.',
             )
         stated = block = _truncated_by(stated, {})
     of_layers = _by_lists(config, block) if family.lists else {}
@@ -170,9 +173,7 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
     Raises `RopeError` if layer types differ and none is given, if it is unknown, and if it has no rotation.
     """
     fields, family, name = config
-    if not isinstance(layer_type, str | None):
-        raise _no_name(layer_type, fields.get("layer_types"))
-    blocks = blocks_of_layers(config)
+    blocks = blocks_of_layers(config, layer_type)
     flat = blocks.get(None)
     if flat is not None and layer_type is None:
         return flat
@@ -193,13 +194,11 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
             cure="Pass layer_type=" + " or ".join(map(repr, named)) + ".",
         )
     layer_type, types = family.block_of.get(layer_type, layer_type), fields.get("layer_types") or ()
-    if flat is None:
-        chosen, known = named.get(layer_type), {*named}
-        still = chosen is None and layer_type in (*named, *types)
-    else:
-        chosen, known = flat, {*types, *_ATTENTION, *family.layer_types}
-        still = layer_type in known and not _rotates(fields, family, layer_type)
-    if still:
+    chosen, known, listed = named.get(layer_type), {*named}, {*named, *types}
+    if flat is not None:
+        known = listed = {*types, *_ATTENTION, *family.layer_types}
+        chosen = flat if _rotates(fields, family, layer_type) else None
+    if chosen is None and layer_type in listed:
         raise RopeError(
             f"from_hf: layers of this type have no rotation in {name} (NoPE).",
             facts={"layer_type": layer_type},
@@ -217,14 +216,6 @@ def block_of_layer(config: Described, layer_type: str | None) -> dict[str, Any]:
 def has_blocks(stated: object) -> bool:
     """Return whether a config's block contains one for each layer type."""
     return isinstance(stated, Mapping) and any(isinstance(value, Mapping) for value in stated.values())
-
-
-def _no_name(layer_type: object, types: object) -> RopeError:
-    return RopeError(
-        "from_hf: `layer_type` must be a string, and `layer_types` a list of strings.",
-        facts={"layer_type": layer_type, "layer_types": types},
-        cure='For example layer_type="sliding_attention".',
-    )
 
 
 def _by_lists(config: Described, block: dict[str, Any]) -> Blocks:
