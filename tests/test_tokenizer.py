@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropewalk.checkpoints.gguf_tokenizer import tokenizer_from_metadata
+from ropewalk.checkpoints.gguf import tokenizer_from_metadata
 from ropewalk.errors import RopeError
 from ropewalk.tokenizer import TextTokenizer
 from tests.models.material import PROSE

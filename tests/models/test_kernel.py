@@ -49,7 +49,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     class Counting:
         name, kernels, most_regions = "cpu", True, cpu.most_regions
-        before_torch = staticmethod(lambda q, k: True)
         reasons_not_to_attend = staticmethod(cpu.reasons_not_to_attend)
 
         @staticmethod
@@ -57,6 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
             seen.append(request.regions[0].q.shape[2])
             return cpu.attend(request)
 
+    monkeypatch.setattr(cpu, "before_torch", lambda q, k: True)
     monkeypatch.setattr(backends, "ATTENTION", (Counting, *backends.ATTENTION[1:]))
     with torch.no_grad():
         yield seen

@@ -323,19 +323,17 @@ class TokenLayout:
         if self.branches is not None:
             first = 0 if window is None or whole else max(0, self.start - window + 1)
             return Visibility(build=lambda: self._mask_of_branches(window, first), first_key=first)
-        if self.plain and not whole:
-            if not causal and window is None:
-                return Visibility()
-            if causal and window is None and self.start == 0:
-                # An `if`, not `is_causal=seq > 1`: the kernel takes no symbolic bool from a compiler.
-                return Visibility(is_causal=True) if self.seq > 1 else Visibility()
-            if causal and self.seq == 1:
-                return Visibility(first_key=0 if window is None else self.total - window)
-            if causal and window is not None:
-                first = max(0, self.start - window + 1)
-                return Visibility(build=lambda: self._mask(causal, window, first), first_key=first)
         if self.plain and not causal and window is None:
             return Visibility()
+        if self.plain and not whole and causal:
+            if window is None and self.start == 0:
+                # An `if`, not `is_causal=seq > 1`: the kernel takes no symbolic bool from a compiler.
+                return Visibility(is_causal=True) if self.seq > 1 else Visibility()
+            if self.seq == 1:
+                return Visibility(first_key=0 if window is None else self.total - window)
+            if window is not None:
+                first = max(0, self.start - window + 1)
+                return Visibility(build=lambda: self._mask(causal, window, first), first_key=first)
         return Visibility(build=lambda: self._mask(causal, window, 0))
 
     def _mask(self, causal: bool, window: int | None, first: int) -> Tensor:

@@ -114,12 +114,8 @@ class LiveModel:
     """
 
     def __init__(self, model: Any) -> None:
-        head, self.model, self.base, layers = (
-            model.get_output_embeddings(),
-            model,
-            model.base_model,
-            model.base_model_prefix,
-        )
+        self.model, self.base, layers = model, model.base_model, model.base_model_prefix
+        head = model.get_output_embeddings()
         if model.config.is_encoder_decoder or head is None or self.base is model or layers not in model._modules:
             raise RopeError(
                 "transformers: only causal language models can be measured.",
@@ -314,18 +310,13 @@ class _WideHead(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not F.linear:
-            return func(*args, **(kwargs or {}))
-        hidden, weight, bias = _operands(*args, **(kwargs or {}))
+        return (self._product if func is F.linear else func)(*args, **(kwargs or {}))
+
+    def _product(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if not (_is_plain_half(weight) and weight.shape == self.shape):
-            return F.linear(hidden, weight, bias)
-        logits = wide_product(hidden, weight)
+            return F.linear(input, weight, bias)
+        logits = wide_product(input, weight)
         return logits if bias is None else logits + bias.float()
-
-
-def _operands(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the arguments of `F.linear`."""
-    return input, weight, bias
 
 
 def _is_plain_half(weight: Any) -> TypeGuard[Tensor]:

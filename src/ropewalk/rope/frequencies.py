@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling.base import Ladder
 from ropewalk.rope.values import Float64, as_whole, check_whole, is_number
@@ -52,12 +52,8 @@ def inverse_frequencies(config: RopeConfig, seq_len: int | None = None) -> Frequ
 
 def check_config(config: object, where: str) -> None:
     """Raise `RopeError` if `config` is not a RopeConfig."""
-    if not isinstance(config, RopeConfig):
-        raise RopeError(
-            f"{where}: `config` must be a RopeConfig.",
-            facts={"config": config},
-            cure="Pass RopeConfig(head_dim, interleaved=...), or RopeConfig.from_hf(config) for a Hugging Face config.",
-        )
+    cure = "Pass RopeConfig(head_dim, interleaved=...), or RopeConfig.from_hf(config) for a Hugging Face config."
+    check_kind(where, RopeConfig, cure, config=config)
 
 
 # --- the distance at which the sum of cosines falls below zero

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
@@ -13,6 +13,11 @@ from ropewalk.errors import RopeError
 from ropewalk.rope.scaling.base import Ladder, Scaling
 from ropewalk.rope.scaling.yarn import LongRoPE
 from ropewalk.rope.values import as_tuple, is_number
+
+
+def _asked(name: str, of: Callable[[Iterable[Any]], Any]) -> Any:
+    """Return a property of a combination from the same property of its parts."""
+    return property(lambda rule: of(getattr(part, name) for part in rule.parts))
 
 
 class Combination(Scaling):
@@ -29,28 +34,14 @@ class Combination(Scaling):
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return replace(self, **{name: change(v) for name, v in values.items() if isinstance(v, Scaling)})  # type: ignore[type-var]
 
-    @property
-    def needs_seq_len(self) -> bool:  # type: ignore[override]
-        return any(part.needs_seq_len for part in self.parts)
-
-    @property
-    def reads_max_length(self) -> bool:  # type: ignore[override]
-        return any(part.reads_max_length for part in self.parts)
-
-    @property
-    def can_be_extended(self) -> bool:  # type: ignore[override]
-        return all(part.can_be_extended for part in self.parts)
+    needs_seq_len = _asked("needs_seq_len", any)
+    reads_max_length = _asked("reads_max_length", any)
+    can_be_extended = _asked("can_be_extended", all)
+    original_length = _asked("original_length", lambda lengths: [None, *lengths][-1])
+    switch_length = _asked("switch_length", lambda lengths: [None, *lengths][-1])
 
     def attention_factor_at(self, ladder_max: int | None, seq_len: int | None) -> float:
         return math.prod((part.attention_factor_at(ladder_max, seq_len) for part in self.parts), start=1.0)
-
-    @property
-    def original_length(self) -> int | None:
-        return self.parts[-1].original_length if self.parts else None
-
-    @property
-    def switch_length(self) -> int | None:
-        return self.parts[-1].switch_length if self.parts else None
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
         return min((part.longest_at(seq_len, max_position_embeddings) for part in self.parts), default=math.inf)

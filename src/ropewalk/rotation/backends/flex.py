@@ -23,11 +23,6 @@ BLOCK = 128  # queries and keys of a block of the mask
 _LEAST = -1e30  # the log-sum-exp of a row without keys, finite so that gradients are
 
 
-def before_torch(q: Tensor, k: Tensor) -> bool:
-    """Return False: torch's fused attention comes first."""
-    return False
-
-
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
     """Return why flex attention does not attend with such tensors; empty if it does. It has its own gradients."""
     reasons = [reason for x in (q, k, v, sinks) if x is not None for reason in reasons_for_mathematics(x)]

@@ -144,11 +144,6 @@ def _placed_as(x: Tensor, table: Tensor) -> Tensor:
     return DTensor.from_local(table, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)
 
 
-def before_torch(q: Tensor, k: Tensor) -> bool:
-    """Return False: torch's fused attention comes first."""
-    return False
-
-
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
     """Return no reasons: it can attend with all tensors."""
     return []

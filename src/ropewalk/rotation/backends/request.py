@@ -145,9 +145,6 @@ class AttentionBackend(Protocol):
     kernels: bool
     most_regions: int
 
-    def before_torch(self, q: Tensor, k: Tensor) -> bool:
-        """Return whether it is preferred to torch's fused attention for these queries and keys."""
-
     def reasons_not_to_attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
         """Return why this backend cannot attend with such tensors now; empty if it can.
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
-from ropewalk.rotation.backends.gpu.norm import norm_rotate_kernel
-from ropewalk.rotation.backends.gpu.rotation import rotate_kernel
+from ropewalk.rotation.backends.gpu.kernels import norm_rotate_kernel, rotate_kernel
 from ropewalk.rotation.backends.request import AXES, Store, Turn, table_strides, token_strides
 
 
