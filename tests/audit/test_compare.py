@@ -19,8 +19,7 @@ from ropewalk.checkpoints.load import save
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from tests.diagnosis.models import ROPE, tiny_decoder
-from tests.models.families import make
-from tests.models.material import write_gguf
+from tests.models.material import make, write_gguf
 from tests.oracle import ladder, llama3
 from tests.rope.models import CONFIGS, fixture, fixture_names
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk.checkpoints.load import save
-from tests.checkpoints.material import make
+from tests.checkpoints.random_models import make
 
 
 @pytest.fixture

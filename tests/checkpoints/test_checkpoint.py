@@ -28,8 +28,8 @@ from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.serving.serve import serve_config
 from ropewalk.tokenizer import TextTokenizer
-from tests.checkpoints.material import HALF, SIZES, logits, make
-from tests.models.families import input_ids
+from tests.checkpoints.random_models import HALF, SIZES, logits, make
+from tests.models.material import input_ids
 
 OTHER = rw.RopeConfig(head_dim=8, interleaved=False, theta=1e6, max_position_embeddings=64)
 NTK = rw.RopeConfig(head_dim=8, interleaved=False, scaling=rw.scaling.NTK(4.0), max_position_embeddings=64)

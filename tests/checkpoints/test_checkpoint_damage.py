@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import load, save
 from ropewalk.errors import RopeError
-from tests.checkpoints.material import change_config, logits, make
+from tests.checkpoints.random_models import change_config, logits, make
 from tests.checkpoints.test_hostile import in_shards
 
 

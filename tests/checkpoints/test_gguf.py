@@ -24,8 +24,7 @@ from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
 from ropewalk.models.decoder import Decoder
 from tests.checkpoints.test_gguf_architectures import header
-from tests.models.families import input_ids, make
-from tests.models.material import data, smollm2, write_gguf
+from tests.models.material import data, input_ids, make, smollm2, write_gguf
 from tests.oracle import ladder, llama3
 
 KINDS = gguf.GGMLQuantizationType

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from ropewalk.rotation.backends import flex, reference
 from ropewalk.rotation.backends.request import AttentionRequest
-from tests.rotation.backends.attention_cases import CASES, Case, check, request_of
+from tests.rotation.backends.attention_truth import CASES, Case, check, request_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]

@@ -15,8 +15,7 @@ from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
-from tests.models.families import CASES, input_ids, make
-from tests.models.material import ROOT, data, smollm2
+from tests.models.material import CASES, ROOT, data, input_ids, make, smollm2
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:

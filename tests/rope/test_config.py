@@ -16,10 +16,11 @@ import torch
 
 import ropewalk as rw
 from ropewalk.checkpoints.decoder_config import _to_dict, rope_from_dict
+from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import LongRoPE, Proportional, YaRN
+from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, Proportional, YaRN
 from tests.rope.models import fixture
 
 GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
@@ -343,3 +344,42 @@ def test_a_type_of_layers_has_its_rope_and_window() -> None:
     found = {name: ropes.of_type(name) for name in ("full_attention", "sliding_attention")}
     thetas_and_windows = {name: (rope and rope.theta, window) for name, (rope, window) in found.items()}
     assert thetas_and_windows == {"full_attention": (1e6, None), "sliding_attention": (1e4, 512)}
+
+
+# --- fingerprints
+
+
+BASE = rw.RopeConfig(32, interleaved=False, max_position_embeddings=64)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"theta": 20_000.0}, {"interleaved": True}, {"rotary_dim": 16}, {"head_dim": 64, "rotary_dim": 32},
+        {"scaling": Linear(2.0)}, {"scaling": YaRN(2.0, 64)}, {"scaling": YaRN(2.0, 64, attention_factor=1.0)},
+        {"scaling": Proportional(0.5)}, {"axes": (0, 1) * 8}, {"axes": (0, 1) * 8, "axes_restart": True},
+    ],
+)  # fmt: skip
+def test_what_changes_a_key_changes_the_digest(changes: dict[str, Any]) -> None:
+    """Each of these rotates some key elsewhere; two spellings of one rope do not."""
+    other = dataclasses.replace(BASE, **changes)
+    assert other.fingerprint() != BASE.fingerprint()
+    spelled = dataclasses.replace(other, max_position_embeddings=128)
+    assert spelled.fingerprint() == other.fingerprint()
+    keys, places = torch.randn(1, 1, 1, other.head_dim, dtype=torch.float64), torch.tensor([5])
+    if other.num_axes == 1 and other.head_dim == 32:
+        first, second = (rw.RotaryEmbedding(one).rotate(keys, places) for one in (BASE, other))
+        assert not torch.equal(first, second)
+
+
+def test_explicit_frequencies_are_those_of_theta() -> None:
+    """Frequencies, not their source, are in the digest; so are the layers and the length that they depend on."""
+    numbers = tuple(rw.inverse_frequencies(BASE).inv_freq[0].tolist())
+    assert rw.RopeConfig(32, interleaved=False, inv_freq=numbers).fingerprint() == BASE.fingerprint()
+    assert BASE.fingerprint([1, 0]) == BASE.fingerprint((0, 1)) != BASE.fingerprint()
+    scaled = [dataclasses.replace(BASE, scaling=YaRN(2.0, 64, attention_factor=factor)) for factor in (1.0, 1.1)]
+    assert scaled[0].fingerprint() != scaled[1].fingerprint()
+    dynamic = dataclasses.replace(BASE, scaling=DynamicNTK())
+    assert dynamic.fingerprint(seq_len=64) == BASE.fingerprint() != dynamic.fingerprint(seq_len=128)
+    with pytest.raises(RopeError, match="depend on the sequence length"):
+        dynamic.fingerprint()

@@ -13,8 +13,7 @@ from torch import Tensor
 
 import ropewalk as rw
 from tests.rotation.backends import truth
-from tests.rotation.backends.arena import Arena
-from tests.rotation.backends.places import Place
+from tests.rotation.backends.places import Arena, Place
 
 FORMS = ("fresh", "given", "in place", "backward")
 PAIRS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33, 40, 48, 64, 96)  # whole vectors of every width, and rests

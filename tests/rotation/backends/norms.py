@@ -11,9 +11,8 @@ from torch import Tensor
 
 import ropewalk as rw
 from tests.rotation.backends import truth
-from tests.rotation.backends.arena import Arena
 from tests.rotation.backends.calls import PAIRS, Call, Lie, lies
-from tests.rotation.backends.places import Place
+from tests.rotation.backends.places import Arena, Place
 
 ROOM = 7  # rows of a cache beyond those that are written
 

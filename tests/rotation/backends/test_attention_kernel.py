@@ -15,7 +15,7 @@ from ropewalk import compiled
 from ropewalk.rotation import backends
 from ropewalk.rotation.backends import choose_attention, cpu, explain_attention, reference
 from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest, Bounds
-from tests.rotation.backends.attention_cases import CASES, SMALL, Attend, Case, check, request_of
+from tests.rotation.backends.attention_truth import CASES, SMALL, Attend, Case, check, request_of
 from tests.rotation.backends.places import PLACES, Place
 from tests.rotation.backends.truth import same_bits
 

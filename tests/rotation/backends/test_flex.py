@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ropewalk.rotation.backends import choose_attention, flex
 from ropewalk.rotation.backends.request import Bounds
-from tests.rotation.backends.attention_cases import CASES, Case, check
+from tests.rotation.backends.attention_truth import CASES, Case, check
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 FEW = [

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 
 import ropewalk as rw
 from tests.rotation.backends import truth
-from tests.rotation.backends.arena import Arena
 from tests.rotation.backends.calls import calls, check_call
+from tests.rotation.backends.places import Arena
 
 BATCH, SEQ, HEADS, DIM = 2, 5, 4, 8
 SHAPE = (BATCH, SEQ, HEADS, DIM)
