@@ -13,7 +13,7 @@ from ropewalk.models.generation import draws_of, sample
 from ropewalk.models.norm import RMSNorm
 from ropewalk.precision import chosen_dtype, slow_dtype
 from tests.models.forms import ROPE, VOCAB
-from tests.models.pretend_mps import PretendMPS
+from tests.models.material import PretendMPS
 
 
 def test_sampling_draws_the_same_tokens_without_float64() -> None:

@@ -94,9 +94,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path, changes: dict[str, Any]
 
 
 def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
-    """No folder, another kind of model, a missing field, a truncated file, a head of another size."""
-    with pytest.raises(rw.RopeError, match="no such file or folder"):
-        rw.load(tmp_path / "nowhere")
+    """Another kind of model, a missing field, a head of another size; test_checkpoint_damage.py has damaged files."""
     folder = tmp_path / "model"
     rw.save(rw.TextClassifier(small()), folder)
     config = json.loads((folder / "config.json").read_text())
@@ -110,11 +108,6 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(rw.RopeError, match=message):
             rw.load(folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(rw.RopeError, match="truncated or damaged"):
-        rw.load(folder)
 
 
 def test_without_dropout_training_computes_the_same() -> None:

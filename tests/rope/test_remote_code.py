@@ -108,17 +108,14 @@ def test_layers_of_families_of_5_24() -> None:
     ("fields", "message"),
     [
         ({"model_type": "baichuan", "hidden_size": 5120, "num_attention_heads": 40}, "only the 7B models rotate"),
-        ({"model_type": "baichuan"}, "only the 7B models rotate"),
         ({"model_type": "chatglm", **CHATGLM, "position_encoding_2d": True}, "by different positions"),
         ({"model_type": "chatglm", **CHATGLM, "original_rope": False}, "false pairs otherwise"),
         ({"model_type": "chatglm", **CHATGLM, "_name_or_path": "THUDM/chatglm2-6b-32k"}, "divides positions"),
         ({"model_type": "chatglm", **CHATGLM, "rope_ratio": "500"}, "`rope_ratio` must be a finite number"),
         ({"model_type": "qwen", **QWEN, "use_dynamic_ntk": True}, "change in steps"),
-        ({"model_type": "qwen", **QWEN}, "change in steps"),
         ({"model_type": "internlm", **WIDTHS, "rotary": {"base": 10000, "type": "dynamic"}}, "`rotary` block"),
         ({"model_type": "minicpm", **WIDTHS, "rope_scaling": {"type": "longrope"}}, "LongRoPE also scales"),
         ({"model_type": "minicpm", **WIDTHS, "rope_parameters": {"rope_type": "longrope"}}, "LongRoPE also scales"),
-        ({"model_type": "minicpm", **WIDTHS, "rope_scaling": [1]}, "must be an object or null"),
         ({"model_type": "llada", "d_model": 64, "n_heads": 4, "rope": False}, "this llada has no rotation"),
     ],
 )

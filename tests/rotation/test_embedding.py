@@ -51,24 +51,10 @@ def test_attention_factor_scales_queries_and_keys_not_tables():
     assert torch.equal(k, rope.rotate(x[:, :, :1], position_ids=torch.arange(5)))
 
 
-@pytest.mark.parametrize("name", ["dynamic", "longrope"])
-def test_length_dependent_rules_ask_for_the_length(name):
-    """seq_len is required and decides."""
-    rule = {
-        "dynamic": rw.scaling.DynamicNTK(2.0),
-        "longrope": rw.scaling.LongRoPE((1.0,) * 4, (2.0, 3.0, 4.0, 5.0), 16, factor=4.0),
-    }[name]
-    rope = rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True, scaling=rule, max_position_embeddings=16))
-    ids = torch.arange(6).expand(2, 6)
-    with pytest.raises(rw.RopeError, match="depend on the sequence length"):
-        rope.cos_sin(ids)
-    assert not torch.equal(rope.cos_sin(ids, 6)[0], rope.cos_sin(ids, 40)[0])
-
-
 @pytest.mark.rejects
-@pytest.mark.parametrize("seq_len", [-5, 0, 70.9, True, "70", [70, 80], torch.tensor([70, 80])])
+@pytest.mark.parametrize("seq_len", [None, -5, 0, 70.9, True, "70", [70, 80], torch.tensor([70, 80])])
 def test_an_impossible_length_is_refused(seq_len):
-    """A length that frequencies depend on is a whole number of tokens, and never silently something else."""
+    """A length that frequencies depend on is required, a whole number of tokens, and never something else."""
     config = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0), max_position_embeddings=16)
     with pytest.raises(rw.RopeError, match="whole number of tokens"):
         rw.RotaryEmbedding(config).cos_sin(torch.arange(6).expand(1, 6), seq_len)
