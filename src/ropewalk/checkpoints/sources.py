@@ -16,6 +16,8 @@ from ropewalk.imports import need
 NATIVE, CLASSIFIER = "ropewalk", "ropewalk-classifier"  # the model types of our own folders
 _NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _WITHOUT_WEIGHTS = ("*.json", "tokenizer.model", "*.jinja", "merges.txt", "LICENSE*", "NOTICE*")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_SUFFIXES = (".gguf", ".json", ".safetensors", *_PICKLES)
 _NEVER = ["*/*", "consolidated*"]  # folders hold other formats; Mistral's consolidated files repeat the weights
 
 
@@ -26,8 +28,7 @@ def is_hub_name(source: str) -> bool:
     (True, False, False)
     """
     owner, _, name = source.partition("@")[0].partition("/")
-    a_file = name.endswith((".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt"))
-    plain = _NAME.fullmatch(source) is not None and not a_file and owner.strip(".") != ""
+    plain = _NAME.fullmatch(source) is not None and not name.endswith(_SUFFIXES) and owner.strip(".") != ""
     return plain and not Path(owner).exists()
 
 
@@ -65,8 +66,6 @@ def _fetch(source: str, weights: bool) -> Path:
 
 _WAYS = 'Pass a Hugging Face folder, a .gguf file, a model of the hub as OWNER/NAME, or "tiny".'
 _CONVERT = "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_SUFFIXES = (".gguf", ".json", ".safetensors", *_PICKLES)
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # torch's zip files; pickle itself
 
 
@@ -102,14 +101,11 @@ def find(source: str | os.PathLike[str], *, weights: bool = True) -> Path:
 def no_safetensors(folder: Path) -> RopeError:
     """Return the error for a folder without safetensors; pickles are not supported, because they can run code."""
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
-    only = ", only pickles, which can run any code" if pickles else ""
-    return RopeError(
-        f"load: the folder has no safetensors weights{only}.",
-        facts={"folder": str(folder), **({"pickles": pickles} if pickles else {})},
-        cure=f"If you trust them, convert them: {_CONVERT}."
-        if pickles
-        else "Fetch model.safetensors into the folder of config.json.",
-    )
+    rule, facts = "load: the folder has no safetensors weights", {"folder": str(folder)}
+    if not pickles:
+        return RopeError(f"{rule}.", facts=facts, cure="Fetch model.safetensors into the folder of config.json.")
+    rule, cure = f"{rule}, only pickles, which can run any code.", f"If you trust them, convert them: {_CONVERT}."
+    return RopeError(rule, facts={**facts, "pickles": pickles}, cure=cure)
 
 
 def _refuse_other_things(path: Path) -> None:

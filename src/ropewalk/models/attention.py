@@ -121,10 +121,31 @@ class Attention(nn.Module):
     def set_positions(self, rope: RopeConfig | RotaryEmbedding | None, extension: Extension | None) -> None:
         """Replace rope and extension; raise `RopeError` if they do not fit this layer."""
         config = rope.config if isinstance(rope, RotaryEmbedding) else rope
-        if config is not None:
-            _check_rope(config, self.head_dim)
-        if extension is not None:
-            _check_extension(extension, config, self.position_encoding, self.causal, self.sliding_window)
+        causal, window, encoding = self.causal, self.sliding_window, self.position_encoding
+        if config is not None and config.head_dim != self.head_dim:
+            raise RopeError(
+                "Attention: `rope` has a different head_dim.",
+                facts={"rope.head_dim": config.head_dim, "head_dim": self.head_dim},
+                cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
+            )
+        if config is not None and config.axis_blocks:
+            raise RopeError(
+                "Attention: the features of each axis are paired by themselves in this rope.",
+                facts={"rope": config},
+                cure="Leave `axis_blocks` out, or rotate with rw.RotaryEmbedding(rope) in your own attention.",
+            )
+        if extension is not None and extension.remaps and (config is None or not causal or window is not None):
+            raise RopeError(
+                "Attention: an extension needs causal attention with a rope over all earlier tokens.",
+                facts={"extension": extension, "rope": config, "causal": causal, "sliding_window": window},
+                cure="Use None for this layer: a sliding window within the trained length needs no extension.",
+            )
+        if extension is not None and encoding is not None and encoding.adds_to_scores:
+            raise RopeError(
+                "Attention: an extension's scale is defined only for q.k, but this layer's encoding adds to scores.",
+                facts={"extension": extension, "encoding": encoding.config},
+                cure="Omit the extension, or choose an encoding that rotates queries and keys, such as a rope.",
+            )
         self.rotary = RotaryEmbedding(rope) if isinstance(rope, RopeConfig) else rope
         self.extension = extension
 
@@ -311,37 +332,3 @@ def _check_sizes(layer: Attention) -> None:
         )
     if layer.softcap is not None:
         check_positive("Attention", softcap=layer.softcap)
-
-
-def _check_rope(rope: RopeConfig, head_dim: int) -> None:
-    """Raise `RopeError` unless the rope fits the heads."""
-    if rope.head_dim != head_dim:
-        raise RopeError(
-            "Attention: `rope` has a different head_dim.",
-            facts={"rope.head_dim": rope.head_dim, "head_dim": head_dim},
-            cure="Set RopeConfig(head_dim=...) to the size of one head; rotary_dim may be smaller.",
-        )
-    if rope.axis_blocks:
-        raise RopeError(
-            "Attention: the features of each axis are paired by themselves in this rope.",
-            facts={"rope": rope},
-            cure="Leave `axis_blocks` out, or rotate with rw.RotaryEmbedding(rope) in your own attention.",
-        )
-
-
-def _check_extension(
-    extension: Extension, rope: RopeConfig | None, encoding: Encoding | None, causal: bool, window: int | None
-) -> None:
-    """Raise `RopeError` if this layer cannot remap positions, or its encoding adds a bias to the logits."""
-    if extension.remaps and (rope is None or not causal or window is not None):
-        raise RopeError(
-            "Attention: an extension needs causal attention with a rope over all earlier tokens.",
-            facts={"extension": extension, "rope": rope, "causal": causal, "sliding_window": window},
-            cure="Use None for this layer: a sliding window within the trained length needs no extension.",
-        )
-    if encoding is not None and encoding.adds_to_scores:
-        raise RopeError(
-            "Attention: an extension's scale is defined only for q.k, but this layer's encoding adds to scores.",
-            facts={"extension": extension, "encoding": encoding.config},
-            cure="Omit the extension, or choose an encoding that rotates queries and keys, such as a rope.",
-        )

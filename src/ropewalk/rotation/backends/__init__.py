@@ -77,8 +77,7 @@ def explain_backends(x: Tensor) -> str:
     reference: runs
     """
     check_kind("explain_backends", Tensor, "Pass queries or keys.", x=x)
-    reasons = {module.name: module.reasons_not_to(x) for module in BACKENDS}
-    return "\n".join([describe(x), *_verdicts(reasons)])
+    return _explained(x, {module.name: module.reasons_not_to(x) for module in BACKENDS})
 
 
 def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
@@ -96,17 +95,16 @@ def explain_attention(q: Tensor, k: Tensor, v: Tensor) -> str:
     check_kind("explain_attention", Tensor, cure, q=q, k=k, v=v)
     if not q.ndim == k.ndim == v.ndim == 4:
         raise RopeError("explain_attention: tensors need four dimensions.", facts={"q": q, "k": k, "v": v}, cure=cure)
-    reasons = {module.name: module.reasons_not_to_attend(q, k, v) for module in ATTENTION}
-    return "\n".join([describe(q), *_verdicts(reasons)])
+    return _explained(q, {module.name: module.reasons_not_to_attend(q, k, v) for module in ATTENTION})
 
 
-def _verdicts(reasons: dict[str, list[str]]) -> list[str]:
-    lines, taken = [], False
+def _explained(x: Tensor, reasons: dict[str, list[str]]) -> str:
+    lines, taken = [describe(x)], False
     for name, against in reasons.items():
         verdict = "; ".join(against) if against else ("could, but comes later in the list" if taken else "runs")
         taken = taken or not against
         lines.append(f"{name}: {verdict}")
-    return lines
+    return "\n".join(lines)
 
 
 # --- rotations by a backend, with their gradients
