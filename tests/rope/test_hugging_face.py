@@ -188,6 +188,8 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("indivisible", {"hidden_size": 250, "num_attention_heads": 3}, "is not a multiple of `num_attention_heads`"),
     ("partial ignored by the class", {"partial_rotary_factor": 0.5}, "means 32 rotated features, but .* rotates 64"),
     ("partial in the block", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "but transformers' llama rotates 64"),
+    ("partial beside a null", {"rope_parameters": {"partial_rotary_factor": None}, "partial_rotary_factor": 0.5},
+     r"(?s)means 32.*partial_rotary_factor +0\.5"),
     ("rotary_dim ignored", {"rotary_dim": 32}, "`rotary_dim` means 32 rotated features"),
     ("two fractions", {"model_type": "phi", "partial_rotary_factor": 0.5, "rotary_dim": 16}, "`rotary_dim` means"),
     ("block no object", {"rope_parameters": [1]}, "`rope_parameters` must be an object or null"),

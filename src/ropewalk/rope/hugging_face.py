@@ -367,18 +367,20 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
     whole pairs for each axis. `scaled`: the block names a scaling rule.
     """
     fields, family, name = config
-    key, others = "partial_rotary_factor", {} if family.axial else fields  # vision towers have no other key
+    key, partial, others = "partial_rotary_factor", family.partial, fields
+    if family.axial:  # the whole head, and no other key
+        partial, scaled, others = None, False, {}
     in_block = first(block, key)
-    if scaled or family.partial is not None or family.slice_of:
+    if scaled or partial is not None or family.slice_of:
         refuse_null(block, key)
-    if in_block is None and family.partial is not None:
+    if in_block is None and partial is not None:
         refuse_null(fields, *family.fraction_keys)
     entries = filter(None, (in_block or first(fields, key), first(others, "rotary_pct")))
     fractions = {own: fraction(value, own) for own, value in entries}
     stated = {own: int(head_dim * share) for own, share in fractions.items()}
     if family.mla and family.slice_of:
         width = sum(size({**family.defaults, **fields}, of) or 0 for of in family.slice_of)
-        share = next(iter(fractions.values()), head_dim / (width or 1) if family.partial is None else family.partial)
+        share = next(iter(fractions.values()), head_dim / (width or 1) if partial is None else partial)
         if int(width * share) != head_dim:
             facts = {"qk_rope_head_dim": head_dim, " + ".join(family.slice_of): width, key: share}
             raise contradicts("qk_rope_head_dim", head_dim, name, int(width * share), facts)
@@ -386,24 +388,25 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
     if family.mla:
         heads = (size(fields, "qk_nope_head_dim") or 0) + head_dim, size(fields, "head_dim") or 0
         for own, share in fractions.items():
-            of_slice = family.partial is not None or (scaled and not family.blocks)  # not of the whole head
+            of_slice = partial is not None or (scaled and not family.blocks)  # not of the whole head
             if stated[own] != head_dim and (of_slice or head_dim not in [int(dim * share) for dim in heads]):
                 raise contradicts(own, stated[own], name, head_dim, {own: share, "qk_rope_head_dim": head_dim})
         return head_dim
     dim = size(others, "rotary_dim")
     stated |= {} if dim is None else {"rotary_dim": dim}
-    rotated = head_dim if family.partial is None else int(head_dim * family.partial)
+    rotated = head_dim if partial is None else int(head_dim * partial)
     if "rotary_dim" in family.defaults:
         refuse_null(fields, "rotary_dim")
         rotated = stated.get("rotary_dim", family.defaults["rotary_dim"])
-    elif family.partial is not None and stated:
+    elif partial is not None and stated:
         keys = (*family.fraction_keys, *(() if in_block is None else (key,)))
         rotated = next((count for own, count in stated.items() if own in keys), rotated)
     for own, count in stated.items():
         if count != rotated:
-            raise contradicts(own, count, name, rotated, {own: block.get(own, fields.get(own)), "head_dim": head_dim})
+            facts = dict(filter(None, (first(fields, own), first(block, own))))
+            raise contradicts(own, count, name, rotated, {**facts, "head_dim": head_dim})
     axes = len(family.axial) or 1
-    if (axes == 2 or family.mrope == "alternating") and rotated % 4:
+    if (axes == 2 and rotated % 4) or (family.mrope == "alternating" and rotated // 2 % 2):
         raise RopeError(
             "from_hf: pairs are divided between row and column, so their number must be even.",
             facts={"pairs": rotated // 2},
