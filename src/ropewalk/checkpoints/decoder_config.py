@@ -156,9 +156,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         written = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            **{name: getattr(config, name) for name in SIZES},
-            "num_key_value_heads": config.kv_heads,
-            "head_dim": config.head_dim,
+            **{name: getattr(config, name) for name in (*SIZES, "num_key_value_heads", "head_dim")},
             "hidden_act": "silu",
             "rms_norm_eps": config.norm_eps,
             "max_position_embeddings": rope.max_position_embeddings,

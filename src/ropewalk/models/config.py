@@ -113,11 +113,6 @@ class DecoderConfig:
         return ModelRopes(self.ropes, self.extensions, self.sliding_windows)
 
     @property
-    def kv_heads(self) -> int:
-        """Return `num_key_value_heads`, resolved."""
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
     def needs_seq_len(self) -> bool:
         """Return whether any layer's frequencies depend on the sequence's length."""
         return self.positions.needs_seq_len

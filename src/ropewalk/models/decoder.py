@@ -238,7 +238,14 @@ class Decoder(Backbone):
         """
         self.check_ids(input_ids)
         if cache is not None:
-            self._check_cache(cache)
+            check_kind("Decoder", KVCache, "Create it with new_cache().", cache=cache)
+            made_for, wanted = (cache.ropes, cache.extensions), (self.config.ropes, self.config.extensions)
+            if made_for != wanted:
+                raise RopeError(
+                    "Decoder: the cache was made for a different rope or a different extension.",
+                    facts={"cache": made_for, "model": wanted},
+                    cure="Create it with this model's new_cache, and run its tokens again.",
+                )
         if head_fn is not None and not callable(head_fn):
             raise RopeError(
                 "Decoder: `head_fn` must be a function.",
@@ -341,7 +348,7 @@ class Decoder(Backbone):
         return KVCache(
             num_layers=self.config.num_hidden_layers,
             batch=batch,
-            num_key_value_heads=self.config.kv_heads,
+            num_key_value_heads=self.config.num_key_value_heads or 0,
             head_dim=self.config.head_dim or 0,
             seq_len=seq_len,
             capacity=capacity,
@@ -354,16 +361,6 @@ class Decoder(Backbone):
     def num_parameters(self) -> int:
         """Return the number of parameters; a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-    def _check_cache(self, cache: KVCache) -> None:
-        check_kind("Decoder", KVCache, "Create it with new_cache().", cache=cache)
-        made_for, wanted = (cache.ropes, cache.extensions), (self.config.ropes, self.config.extensions)
-        if made_for != wanted:
-            raise RopeError(
-                "Decoder: the cache was made for a different rope or a different extension.",
-                facts={"cache": made_for, "model": wanted},
-                cure="Create it with this model's new_cache, and run its tokens again.",
-            )
 
 
 def _shallow(module: ModuleT) -> ModuleT:

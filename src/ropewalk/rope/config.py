@@ -27,14 +27,6 @@ _LATER = {"later": True}  # marks fields that are not printed at their default, 
 _AXES_CURE = "axes_from_sections([...]) builds it from the number of pairs of each axis."
 
 
-def fraction_of(rotary_dim: int, head_dim: int) -> float:
-    """Return a fraction f with int(head_dim * f) == rotary_dim, as transformers rounds."""
-    share = rotary_dim / head_dim
-    while int(head_dim * share) < rotary_dim:
-        share = math.nextafter(share, 1.0)
-    return share
-
-
 def _whole(name: str, value: object, cure: str) -> int:
     number = as_whole(value)
     if number is None:
@@ -482,7 +474,10 @@ class RopeConfig:
         plain = {"rope_type": "default", "rope_theta": ladder.theta}
         block = plain if self.scaling is None else self.scaling.to_block(ladder)
         if rotary_dim != self.head_dim:
-            block["partial_rotary_factor"] = fraction_of(rotary_dim, self.head_dim)
+            share = rotary_dim / self.head_dim
+            while int(self.head_dim * share) < rotary_dim:  # as transformers rounds
+                share = math.nextafter(share, 1.0)
+            block["partial_rotary_factor"] = share
         return block if self.axes is None else block | sections_of(self.axes)
 
 
