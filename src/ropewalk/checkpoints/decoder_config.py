@@ -174,11 +174,10 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _stated(rope: RopeConfig | None) -> RopeConfig | None:
-    """Return a rope without a length with LlamaConfig's default, unless its rule reads the length."""
-    if rope is None or rope.max_position_embeddings is not None:
+    """Return a rope without a length with LlamaConfig's default, unless its frequencies depend on lengths."""
+    if rope is None or rope.max_position_embeddings is not None or rope.needs_seq_len:
         return rope
-    reads_length = rope.scaling is not None and rope.scaling.reads_max_length
-    return rope if reads_length else replace(rope, max_position_embeddings=_LLAMA["max_position_embeddings"])
+    return replace(rope, max_position_embeddings=_LLAMA["max_position_embeddings"])
 
 
 def half_split(config: DecoderConfig) -> DecoderConfig:

@@ -124,11 +124,8 @@ class LearnedFrequencies(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         now = self.freqs
         if now.dtype != torch.float32:
-            now.data = (
-                torch.empty_like(now.data, dtype=torch.float32)
-                if before.is_meta
-                else before.to(now.device, torch.float32)
-            )
+            source = torch.empty_like(now) if before.is_meta else before
+            now.data = source.detach().to(now.device, torch.float32)
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -74,7 +74,6 @@ class Scaling(ABC):
     - `rope_type`: short name. `hf_names`: names in Hugging Face configs, () if it has none.
     - `required_keys`, `optional_keys`: fields of a Hugging Face block, with the same spelling.
     - `needs_seq_len`: the frequencies depend on the sequence length.
-    - `reads_max_length`: the rule's numbers depend on max_position_embeddings.
     - `can_be_extended`: False if some pairs do not rotate: no other rule can replace this one.
     """
 
@@ -83,7 +82,6 @@ class Scaling(ABC):
     required_keys: ClassVar[tuple[str, ...]] = ()
     optional_keys: ClassVar[tuple[str, ...]] = ()
     needs_seq_len: ClassVar[bool] = False
-    reads_max_length: ClassVar[bool] = False
     can_be_extended: ClassVar[bool] = True
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -35,7 +35,6 @@ class Combination(Scaling):
         return replace(self, **{name: change(v) for name, v in values.items() if isinstance(v, Scaling)})  # type: ignore[type-var]
 
     needs_seq_len = _asked("needs_seq_len", any)
-    reads_max_length = _asked("reads_max_length", any)
     can_be_extended = _asked("can_be_extended", all)
     original_length = _asked("original_length", lambda lengths: [None, *lengths][-1])
     switch_length = _asked("switch_length", lambda lengths: [None, *lengths][-1])

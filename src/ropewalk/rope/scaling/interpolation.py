@@ -92,7 +92,6 @@ class DynamicNTK(Scaling):
     hf_names: ClassVar[tuple[str, ...]] = ("dynamic",)
     required_keys: ClassVar[tuple[str, ...]] = ("factor",)
     needs_seq_len: ClassVar[bool] = True
-    reads_max_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -139,7 +139,6 @@ class LongRoPE(Scaling):
     required_keys: ClassVar[tuple[str, ...]] = ("short_factor", "long_factor", TRAINED_KEY)
     optional_keys: ClassVar[tuple[str, ...]] = ("factor", "attention_factor", "short_mscale", "long_mscale")
     needs_seq_len: ClassVar[bool] = True
-    reads_max_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_fields(self)
