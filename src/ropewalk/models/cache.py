@@ -81,9 +81,11 @@ class KVCache:
         except RuntimeError as error:
             cure = 'Pass "cpu", "cuda:0" or "mps".'
             raise RopeError("KVCache: unknown `device`.", facts={"device": device}, cure=cure) from error
-        of_layers = [None if given is None else tuple(given) for given in (ropes, extensions)]
-        self.ropes = None if ropes is None else entries("KVCache", "ropes", of_layers[0], num_layers)
-        self.extensions = entries("KVCache", "extensions", of_layers[1], num_layers)
+        self.ropes: tuple[RopeConfig | None, ...] | None = None
+        if ropes is not None:
+            self.ropes = entries("KVCache", "ropes", tuple(ropes), num_layers)
+        given = (None,) * num_layers if extensions is None else tuple(extensions)
+        self.extensions: tuple[Extension | None, ...] = entries("KVCache", "extensions", given, num_layers)
         self._lengths = [(0,) * batch] * num_layers
         self._writers: list[weakref.ref[nn.Module] | None] = [None] * num_layers
         self.seq_len = as_whole(seq_len)

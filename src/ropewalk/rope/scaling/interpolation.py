@@ -36,7 +36,8 @@ class Linear(Scaling):
     hf_names: ClassVar[tuple[str, ...]] = ("linear",)
     required_keys: ClassVar[tuple[str, ...]] = ("factor",)
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return [f / self.factor for f in ladder.inv_freq()]
@@ -60,7 +61,8 @@ class NTK(Scaling):
     required_keys: ClassVar[tuple[str, ...]] = ("alpha",)
     optional_keys: ClassVar[tuple[str, ...]] = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(ladder.ntk_theta(self.factor, "NTK"))
@@ -139,7 +141,8 @@ class ABF(Scaling):
     theta: float
     rope_type: ClassVar[str] = "abf"
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         return ladder.inv_freq(self.theta)
@@ -202,7 +205,8 @@ class Proportional(Scaling):
     optional_keys: ClassVar[tuple[str, ...]] = ("factor", "partial_rotary_factor")
     can_be_extended: ClassVar[bool] = False
 
-    __post_init__ = check_fields
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def inv_freq(self, ladder: Ladder, seq_len: int | None) -> list[float]:
         rotating = int(self.partial_rotary_factor * ladder.dim // 2)
