@@ -201,7 +201,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [8, 8, 8]}}, "sum to"),
     ("two sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 16]}}, "three"),
     ("interleaved sections", {"model_type": "qwen2_vl", "rope_scaling": {"mrope_interleaved": True}}, "contradicts"),
-    ("ernie", {"model_type": "ernie4_5_vl_moe_text", "rope_parameters": {"mrope_section": [10, 12, 10]}}, "ERNIE"),
+    ("ernie", {"model_type": "ernie4_5_vl_moe_text", "rope_parameters": {"mrope_section": [10, 12, 10]}}, "and time"),
     ("odd halves", {"model_type": "qwen2_vl_vision", "embed_dim": 60, "num_heads": 10}, "number must be even"),
 ]  # fmt: skip
 

@@ -439,7 +439,7 @@ def _axes(block: Mapping[str, Any], family: Family, name: str, pairs: int) -> tu
             "from_hf: `mrope_section` must be three whole numbers that sum to the number of pairs"
             f"{', with equal height and width, which alternate in ERNIE' if ernie else ''}.",
             facts={"mrope_section": sections, "pairs": pairs},
-            cure="Pass the number of pairs of time, height and width.",
+            cure=f"Pass the number of pairs of {'height, width and time' if ernie else 'time, height and width'}.",
         )
     if ernie:
         return (1, 2) * int(sections[0]) + (0,) * int(sections[2])
