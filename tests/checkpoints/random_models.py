@@ -14,7 +14,6 @@ from ropewalk.checkpoints.opening import quietly
 from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.tokenizer import TextTokenizer
-from tests.models.material import input_ids
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -79,12 +78,6 @@ HALF = rw.RopeConfig(head_dim=8, interleaved=False, max_position_embeddings=64)
 def make(**changes: Any) -> Decoder:
     """A small random decoder in eval mode."""
     return Decoder(DecoderConfig(**SIZES | {"rope": HALF, "initializer_range": 0.2} | changes)).eval()
-
-
-def logits(model: Decoder) -> torch.Tensor:
-    """Logits over a fixed batch."""
-    with torch.no_grad():
-        return model(input_ids(40), seq_len=40 if model.config.needs_seq_len else None)
 
 
 def change_config(folder: Path, **changes: Any) -> None:

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.checkpoints.load import load, save
 from ropewalk.errors import RopeError
-from tests.checkpoints.random_models import change_config, logits, make
+from tests.checkpoints.random_models import change_config, make
 from tests.checkpoints.test_hostile import in_shards
+from tests.models.material import logits
 
 
 def change_weights(folder: Path, **changes: Any) -> None:

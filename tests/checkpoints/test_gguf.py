@@ -22,23 +22,13 @@ from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_rope import rule_of_divisors, scaled_rope
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.errors import RopeError
-from ropewalk.models.decoder import Decoder
 from tests.checkpoints.test_gguf_architectures import header
-from tests.models.material import data, input_ids, make, smollm2, write_gguf
+from tests.models.material import data, input_ids, logits, make, smollm2, write_gguf
 from tests.oracle import ladder, llama3
 
 KINDS = gguf.GGMLQuantizationType
 STORED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
           "IQ4_NL", "IQ4_XS")  # fmt: skip
-
-
-def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of either library's model."""
-    ids = input_ids() if ids is None else ids
-    with torch.no_grad():
-        if isinstance(model, Decoder):
-            return model(ids, seq_len=ids.shape[1] if model.config.needs_seq_len else None)
-        return model(ids).logits
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> Any:

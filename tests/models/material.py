@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ropewalk.checkpoints.sources import find
+from ropewalk.models.decoder import Decoder
 from ropewalk.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -208,6 +209,15 @@ def make(name: str, **changes: Any) -> Any:
 def input_ids(length: int = 48, batch: int = 2) -> torch.Tensor:
     """Random tokens of the small vocabulary."""
     return torch.randint(0, SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model: Any, ids: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits of either library's model."""
+    ids = input_ids() if ids is None else ids
+    with torch.no_grad():
+        if isinstance(model, Decoder):
+            return model(ids, seq_len=ids.shape[1] if model.config.needs_seq_len else None)
+        return model(ids).logits
 
 
 # --- a device without float64

@@ -15,15 +15,7 @@ from ropewalk.checkpoints.load import load, save
 from ropewalk.checkpoints.opening import load_gguf
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
-from tests.models.material import CASES, ROOT, data, input_ids, make, smollm2
-
-
-def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Logits of either library's model over whole sequences."""
-    with torch.no_grad():
-        if isinstance(model, Decoder):
-            return model(ids, seq_len=ids.shape[1] if model.config.needs_seq_len else None)
-        return model(ids).logits
+from tests.models.material import CASES, ROOT, data, input_ids, logits, make, smollm2
 
 
 def worst(ours: Decoder, theirs: Any, ids: torch.Tensor) -> float:
