@@ -4,7 +4,7 @@
     python examples/language_model.py --text a.txt b.txt --encoding alibi --steps 2000 --out model
 
 Without --text it trains on Moby-Dick, which comes with ropewalk. The last twentieth of each text is held out. The
-record of the run is OUT/training.json.
+record of the run is OUT/training.json. A stopped run resumes from OUT.state if you rerun the command.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     held_out = held_out_windows([tokenizer.encode(text) for _, text in parts], length=given.length, limit=64)
     torch.manual_seed(given.seed)
     model = rw.Decoder(shape(given.encoding, tokenizer.vocab_size, given)).to(given.device)
-    curve: list[tuple[int, float]] = []  # the losses of the held-out windows
+    curve: list[tuple[int, float]] = []  # of this process: the losses of the held-out windows
     started = time.process_time()
 
     def loss(step: int) -> torch.Tensor:
@@ -86,8 +86,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             curve.append((step, round(float(loss_by_position(model, held_out.to(given.device)).mean()), 4)))
             print(f"update {step:>5}: loss {nats:.3f}, held out {curve[-1][1]:.3f}", flush=True)
 
-    losses = fit(model, loss, steps=given.steps, lr=given.lr, after=after)
+    state = Path(f"{given.out}.state")
+    losses = fit(model, loss, steps=given.steps, lr=given.lr, after=after, state=state)
     save(model.cpu().eval(), given.out, tokenizer=tokenizer)
+    state.unlink()
     prompt = tokenizer.encode(given.prompt)
     count = max(1, min(40, given.length - len(prompt)))  # within the trained length
     [tokens] = rw.generate(model, prompt, max_new_tokens=count, temperature=0.8, seed=given.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,6 +115,50 @@ def test_what_is_not_finite_stops_before_the_update(name: str) -> None:
     with pytest.raises(RopeError, match=rf"(?s){name} is not finite.*update +3.*smaller `lr`"):
         fit(model, broken, steps=5)
     assert torch.equal(model.weight, weights[-1])
+
+
+class Stopped(Exception):
+    """Raised in place of a kill."""
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and losses, with dropout; a finished run is returned, not repeated."""
+    monkeypatch.setattr(training, "SAVE_SECONDS", -1.0)
+    text, state = windows(200, length=8), tmp_path / "state.pt"
+
+    def run(*, stop: int = 99, state: Path | None = state) -> tuple[list[float], dict[str, Tensor], list[int]]:
+        model, steps = decoder(residual_dropout=0.5).train(), []
+
+        def loss(step: int) -> Tensor:
+            if step == stop:
+                raise Stopped
+            steps.append(step)
+            batch = text.batch(2 * step, 2)
+            return next_token_loss(model, Batch(batch.inputs % 50, batch.targets % 50, batch.document_ids))
+
+        return fit(model, loss, steps=7, state=state), model.state_dict(), steps
+
+    whole, weights, _ = run(state=None)
+    with pytest.raises(Stopped):
+        run(stop=4)
+    losses, resumed, steps = run()
+    assert steps == [4, 5, 6]
+    assert losses == whole
+    assert all(torch.equal(resumed[name], weight) for name, weight in weights.items())
+    losses, again, steps = run()
+    assert (losses, steps) == (whole, [])
+    assert torch.equal(again["norm.weight"], weights["norm.weight"])
+
+
+@pytest.mark.parametrize(
+    ("size", "lr", "match"), [(3, 1e-3, "lr +'0.003, now 0.001'"), (4, 3e-3, "other names or shapes")]
+)
+def test_the_state_of_another_run_is_refused(tmp_path: Path, size: int, lr: float, match: str) -> None:
+    """Other settings, or another model."""
+    model, other = nn.Linear(3, 1), nn.Linear(size, 1)
+    fit(model, lambda step: model(torch.ones(3)).sum(), steps=2, state=tmp_path / "state")
+    with pytest.raises(RopeError, match=match):
+        fit(other, lambda step: other(torch.ones(size)).sum(), steps=2, lr=lr, state=tmp_path / "state")
 
 
 @given(tokens=st.integers(3, 60), length=st.integers(2, 12), seed=st.integers(0, 5), epoch=st.integers(0, 3))

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import math
+import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropewalk.atomic_io import write_whole
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.norm import evaluating
 from ropewalk.precision import to_float64
 from ropewalk.rope.values import check_positive, check_whole, checked
 
+SAVE_SECONDS = 120.0
+"""Time between two writes of `state`."""
 AT_ONCE = 8192  # tokens whose logits `loss_by_position` has at one time
 
 
@@ -51,6 +57,7 @@ def fit(
     betas: tuple[float, float] = (0.9, 0.95),
     clip: float = 1.0,
     after: Callable[[int, float], bool | None] | None = None,
+    state: Path | None = None,
 ) -> list[float]:
     """Train a model with AdamW, and return the loss of each update.
 
@@ -63,8 +70,11 @@ def fit(
     - `weight_decay`: of matrices; vectors have none. `betas`: AdamW's. `clip`: largest norm of the gradient.
     - `after`: called after each update with the number of updates so far and the loss. If it returns True, training
       ends.
+    - `state`: a file for weights, optimizer, random generators and losses, written every two minutes and at the end. If
+      it exists, training resumes from it. If `loss` depends only on its argument and on torch's generators, the result
+      has the same bits as that of a run that was not stopped, on the same machine with the same number of threads.
 
-    **Raises:** `RopeError` if a loss or a gradient is not finite.
+    **Raises:** `RopeError` if a loss or a gradient is not finite, and if `state` is from a run with other settings.
 
     Source: Loshchilov and Hutter 2019, arXiv:1711.05101.
 
@@ -80,8 +90,15 @@ def fit(
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
     warmup = min(200, steps // 20) if warmup is None else warmup
+    settings = {"steps": steps, "lr": lr, "warmup": warmup, "final_lr": final_lr, "weight_decay": weight_decay,
+                "betas": list(betas), "clip": clip}  # fmt: skip
     losses: list[float] = []
-    for step in range(steps):
+    if state is not None and state.is_file():
+        losses, ended = _resume(state, model, optimizer, settings)
+        if ended:
+            return losses
+    saved = time.monotonic()
+    for step in range(len(losses), steps):
         mean = loss(step)
         _check_finite("loss", mean, step)
         mean.backward()  # type: ignore[no-untyped-call]
@@ -91,7 +108,12 @@ def fit(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(mean.item())
-        if after is not None and after(step + 1, losses[-1]):
+        ended = bool(after is not None and after(step + 1, losses[-1])) or step + 1 == steps
+        if state is not None and (ended or time.monotonic() - saved > SAVE_SECONDS):
+            parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            _save(state, settings=settings, losses=losses, ended=ended, **parts)
+            saved = time.monotonic()
+        if ended:
             break
     return losses
 
@@ -103,6 +125,37 @@ def _check_finite(name: str, value: Tensor, step: int) -> None:
             facts={name: value.item(), "update": step + 1},
             cure="Pass a smaller `lr` or a longer `warmup`, or compute the loss in float32.",
         )
+
+
+def _save(path: Path, **content: Any) -> None:
+    """Write the state of a run and of torch's generators into one file, which is replaced as a whole."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    buffer = io.BytesIO()
+    torch.save({**content, "random": torch.get_rng_state(), "random_cuda": cuda}, buffer)
+    write_whole(path, buffer.getvalue())
+
+
+def _resume(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+) -> tuple[list[float], bool]:
+    """Restore what `_save` wrote; return the losses so far, and whether the run has ended."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    before = content["settings"]
+    shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+    stored = {name: list(value.shape) for name, value in content["model"].items()}
+    changed = {name: f"{before.get(name)}, now {now}" for name, now in settings.items() if before.get(name) != now}
+    if changed or shapes != stored:
+        raise RopeError(
+            "fit: `state` is from a run with other settings.",
+            facts={"state": str(path), **(changed or {"parameters": "other names or shapes"})},
+            cure="Pass the same settings to resume it, or remove the file to start over.",
+        )
+    model.load_state_dict(content["model"])
+    optimizer.load_state_dict(content["optimizer"])
+    torch.set_rng_state(content["random"])
+    if content["random_cuda"]:
+        torch.cuda.set_rng_state_all(content["random_cuda"])
+    return content["losses"], content["ended"]
 
 
 class Batch(NamedTuple):
@@ -124,7 +177,8 @@ class TextWindows:
     """Shuffled windows of concatenated documents, epoch after epoch, determined by `seed` and the window's number.
 
     The tokens form a circle. Each epoch shifts the grid of windows by a random number of tokens below `length`, and
-    visits its ceil(tokens / length) windows in random order. Every token is a target at least once per epoch.
+    visits its ceil(tokens / length) windows in random order. Every token is a target at least once per epoch. No state
+    is kept between calls, so a resumed run has the same windows as one that was not stopped.
 
     **Arguments:**
     - `documents`: token ids, one sequence for each document. `length`: tokens of a window.
