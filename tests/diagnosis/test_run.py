@@ -154,6 +154,8 @@ def test_the_record_is_read_back(answer: Diagnosis, tmp_path: Path) -> None:
     assert str(again) == str(answer)
     assert again.evidence == answer.evidence
     assert str(tmp_path) not in (tmp_path / "record.json").read_text()
+    written["inspection"]["audit"]["reach"] = 725  # of an older record
+    assert Diagnosis.from_json(written).audit == answer.audit
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,9 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
             problems = [*one.frequencies(name, tensor), *one.factor("attention_scaling", factor)]
             one.known |= {finding.code for _, finding in problems}
             found += problems
-    candidates = [labelled[None]] if None in labelled else []
-    candidates = candidates or [_Comparison(module, ropes, rope) for rope in _ropes_of(None, ropes)]
+    candidates = [_Comparison(module, ropes, rope) for rope in _ropes_of(None, ropes)]
+    if None in labelled:
+        candidates = [labelled[None]]
     tables = probe.tables_of(module, looked_up) if candidates else {}
     for name, parts in tables.items():
         tries = [list(one.tables(name, parts)) for one in candidates]
@@ -270,9 +271,14 @@ class _Comparison:
         return sorted({n for n in (self.rope.trained_length, self.rope.max_position_embeddings) if n}) or [8192]
 
     def problem(
-        self, code: str, what: str, text: str, cure: str = _REBUILD, severity: Severity = "error",
+        self,
+        code: str,
+        what: str,
+        text: str,
+        cure: str = _REBUILD,
+        severity: Severity = "error",
         cause: Hypothesis | None = None,
-    ) -> Problem:  # fmt: skip
+    ) -> Problem:
         """Return a problem, with its cause and the cure of this if it is known."""
         text, cure = (text, cure) if cause is None else (f"{text}: {cause.words}", cause.cure)
         return _problem(code, what, text, cure, severity, self.label)
@@ -294,7 +300,7 @@ class _Comparison:
             what = f"{number} of {tensor.numel()} numbers are NaN or infinite" if number else "every number is 0"
             yield self.problem("uninitialised", name, f"{what}, {_EMPTY}", _FILL)
             return
-        values = tensor.detach().flatten().double().abs().tolist()  # a rope may rotate backwards
+        values = tensor.detach().cpu().flatten().double().abs().tolist()  # a rope may rotate backwards
         columns = [abs(x) for x in rope.columns_at(1)]
         short = tensor.dtype.itemsize < 4
         tolerance = torch.finfo(tensor.dtype).eps if short else _EXACT

@@ -132,31 +132,12 @@ def trained_length_of(positions: ModelRopes) -> int | None:
 
 
 def required_trained_length(positions: ModelRopes, given: int | None) -> int:
-    """Return `given` or the model's own trained length; raise `RopeError` without a rope, or if it is unknown."""
-    ropes = positions.present_ropes
-    if not ropes:
-        raise RopeError(
-            "context: this model has no rotary embedding in any layer, so there is nothing to extend.",
-            facts={"layers": positions.num_layers},
-            cure="Choose a model with RoPE.",
-        )
-    unknown = unsettled(positions)
-    if unknown is not None:
-        raise RopeError(
-            "context: it is not known whether this model was trained with the scaling in its config.",
-            facts={
-                "scaling": unknown.scaling,
-                "trained length with it": unknown.scaled_length,
-                "trained length without it": unknown.original_length,
-            },
-            cure='Measure it with `ropewalk doctor`. Then pass --trained-length, or write "finetuned": true or false '
-            "into the rope block of config.json.",
-        )
+    """Return `given` or the model's own trained length; raise `RopeError` if it is unknown."""
     length = trained_length_of(positions) if given is None else given
     if length is None:
         raise RopeError(
             "context: the model's trained length is unknown.",
-            facts={"rope": ropes[0]},
+            facts={"rope": main_rope(positions.ropes)},
             cure="Pass --trained-length TOKENS.",
         )
     return length
