@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shutil
@@ -193,14 +192,3 @@ def test_a_comparison_with_nothing_is_an_error(
     monkeypatch.chdir(tmp_path)
     assert run_command("inspect", "tiny", "--against", missing) == 2
     assert "no such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("vision", [[1], {"spatial_merge_size": "2"}, {"spatial_merge_size": 0}], ids=str)
-def test_vectors_of_a_damaged_vision_config(vision: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Refused with its key."""
-    block = {"type": "mrope", "mrope_section": [2, 3, 3]}
-    config = {"model_type": "qwen2_vl", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
-              "max_position_embeddings": 128, "rope_scaling": block, "vision_config": vision}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert run_command("vectors", tmp_path / "config.json", "--out", tmp_path / "out") == 2
-    assert ("spatial_merge_size" if isinstance(vision, dict) else "vision_config") in capsys.readouterr().err
