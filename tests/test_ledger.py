@@ -19,7 +19,7 @@ from ropewalk.ledger import Ledger
 def opened(folder: Path, key: str = "abc", *, resume: bool = True) -> Ledger:
     """A ledger on a folder, ready to be added to."""
     found = Ledger(folder, kind="losses", key=key)
-    _ = found.resume() if resume else found.begin()
+    found.open(resume=resume)
     return found
 
 
@@ -63,7 +63,7 @@ def test_what_is_not_this_job_is_refused(tmp_path) -> None:
     with pytest.raises(RopeError, match="results of a different job"):
         opened(tmp_path / "l", key="other")
     with pytest.raises(RopeError, match="results of a different job"):
-        Ledger(tmp_path / "l", kind="search", key="abc").resume()
+        Ledger(tmp_path / "l", kind="search", key="abc").open()
     foreign = tmp_path / "mine"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("all of it")
@@ -102,7 +102,7 @@ import os, signal
 from pathlib import Path
 from ropewalk.ledger import Ledger
 ledger = Ledger(Path({str(tmp_path)!r}), kind="losses", key="abc")
-ledger.resume()
+ledger.open()
 with ledger.at_work():
     ledger.add("b", {{"value": 2}})
     os.kill(os.getpid(), signal.SIGKILL)

@@ -86,8 +86,8 @@ def test_errors_survive_the_way_from_another_process():
     assert (arrived.rule, arrived.cure) == (error.rule, error.cure)
 
 
-def test_long_values_are_cut():
-    """A fact never fills the screen, and a dtype is named as torch users know it."""
+def test_what_a_fact_says():
+    """It never fills the screen, and a dtype is named as torch users know it."""
     assert len(describe(list(range(10_000)))) < 250
     assert describe(torch.float16) == "float16"
     assert describe(torch.zeros(1, device="meta")) == "float32[1] meta"

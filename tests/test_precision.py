@@ -55,46 +55,36 @@ def test_norms_of_float32_round_nothing_to_their_weights_dtype() -> None:
         torch.testing.assert_close(norm(x), copy.deepcopy(norm).double()(x.double()).float(), atol=1e-6, rtol=1e-6)
 
 
-SLOW = "cpu multiplies bfloat16 more slowly, also with AVX512-BF16"
+SLOW, NONE = "cpu multiplies bfloat16 more slowly, also with AVX512-BF16", "no fast instructions"
 AMD, INTEL = {"avx512_bf16": True, "cpu_name": "AMD EPYC"}, {"avx512_bf16": True, "cpu_name": "Intel Xeon"}
+ALL = {**AMD, "avx512_fp16": True, "amx_bf16": True, "amx_fp16": True}
+HALVES = [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize(
-    ("can", "dtype", "why", "slow"),
+    ("can", "limit", "dtype", "why", "slow"),
     [
-        ({}, torch.float32, "no fast instructions", [torch.bfloat16, torch.float16]),
-        (AMD, torch.bfloat16, "AVX512-BF16", [torch.float16]),
-        ({**INTEL, "amx_bf16": True}, torch.bfloat16, "AMX", [torch.float16]),
-        ({**INTEL, "avx512_fp16": True}, torch.float32, SLOW, [torch.bfloat16]),
+        ({}, "", torch.float32, NONE, HALVES),
+        (AMD, "", torch.bfloat16, "AVX512-BF16", [torch.float16]),
+        ({**INTEL, "amx_bf16": True}, "", torch.bfloat16, "AMX", [torch.float16]),
+        ({**INTEL, "avx512_fp16": True}, "", torch.float32, SLOW, [torch.bfloat16]),
+        *((ALL, limit, torch.bfloat16, "AMX", []) for limit in ("", "AVX512_CORE_AMX_FP16", "ALL")),
+        *((ALL, limit, torch.float32, NONE, HALVES) for limit in ("AVX2", "AVX512_CORE")),
+        (ALL, "avx512_core_bf16", torch.bfloat16, "AVX512-BF16", [torch.float16]),
     ],
 )
 def test_auto_is_bfloat16_where_the_processor_has_it(
-    can: dict[str, bool], dtype: torch.dtype, why: str, slow: list[torch.dtype], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And float32 elsewhere: Intel's AVX512-BF16 without AMX has half of its rate; a named dtype is taken as it is."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
-    assert chosen_dtype("auto", "cpu")[0] == dtype
-    assert why in str(chosen_dtype("auto", "cpu")[1])
-    assert [each for each in (torch.bfloat16, torch.float16, torch.float32) if slow_dtype(each, "cpu")] == slow
-    assert chosen_dtype("bfloat16", "cpu") == (torch.bfloat16, None)
-    assert chosen_dtype("auto", "mps")[0] == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("limit", "slow"),
-    [
-        ("", set()),
-        ("AVX2", {torch.bfloat16, torch.float16}),
-        ("AVX512_CORE", {torch.bfloat16, torch.float16}),
-        ("avx512_core_bf16", {torch.float16}),
-        ("AVX512_CORE_AMX_FP16", set()),
-        ("ALL", set()),
-    ],
-)
-def test_the_limit_of_onednn_counts(limit: str, slow: set[torch.dtype], monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's products use no instructions beyond ONEDNN_MAX_CPU_ISA."""
-    can = {"avx512_bf16": True, "avx512_fp16": True, "amx_bf16": True, "amx_fp16": True, "cpu_name": "AMD EPYC"}
+    can: dict[str, bool], limit: str, dtype: torch.dtype, why: str, slow: list[torch.dtype],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """And float32 elsewhere: Intel's AVX512-BF16 without AMX has half of its rate, and torch's products use nothing
+    beyond ONEDNN_MAX_CPU_ISA. A named dtype is taken as it is.
+    """
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert {dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if slow_dtype(dtype, "cpu")} == slow
+    assert chosen_dtype("auto", "cpu")[0] == dtype
+    assert why in str(chosen_dtype("auto", "cpu")[1])
+    assert [each for each in (*HALVES, torch.float32) if slow_dtype(each, "cpu")] == slow
+    assert chosen_dtype("bfloat16", "cpu") == (torch.bfloat16, None)
+    assert chosen_dtype("auto", "mps")[0] == torch.float32
     assert not slow_dtype(torch.bfloat16, "cuda")

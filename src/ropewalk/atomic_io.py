@@ -182,21 +182,17 @@ def check_writable(path: Path) -> None:
 
     Raises `RopeError` if the path is a folder, or the user may not write to it.
     """
-    facts = {"file": str(path)}
+    rule, facts, cure = "the path of the file is a folder", {"file": str(path)}, "Pass the path of a file."
     try:
-        folder = path.resolve().parent
-        while not folder.exists():
-            folder = folder.parent
-        if path.is_dir() or not path.name:
-            rule, cure = "the path of the file is a folder", "Pass the path of a file."
-        elif not folder.is_dir():
+        if not path.is_dir() and path.name:
+            folder = next(one for one in path.resolve().parents if one.exists())
+            if folder.is_dir():
+                is_device = path.exists() and not path.is_file()
+                if os.access(path, os.W_OK) if is_device else os.access(folder, os.W_OK | os.X_OK):
+                    return
+                raise _unwritable("file", path, os.strerror(errno.EACCES))
             rule, cure = "the path of the folder is a file", "Choose a different folder."
             facts["folder"] = str(folder)
-        else:
-            is_device = path.exists() and not path.is_file()
-            if os.access(path, os.W_OK) if is_device else os.access(folder, os.W_OK | os.X_OK):
-                return
-            raise _unwritable("file", path, os.strerror(errno.EACCES))
     except OSError as error:  # a folder that may not be entered, a name that is too long
         raise _unwritable("file", path, error.strerror) from error
     raise RopeError(f"ropewalk: {rule}.", facts=facts, cure=cure)

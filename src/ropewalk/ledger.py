@@ -67,26 +67,21 @@ class Ledger(dict[str, dict[str, Any]]):
         self._file = f"{uuid.uuid4().hex}.jsonl"
         self._lock = threading.Lock()
 
-    def begin(self) -> int:
-        """Remove the folder's results and start from none; return 0.
+    def open(self, *, resume: bool = True) -> None:
+        """Load the folder's results, or remove them if the job is not to resume.
 
-        Raises `RopeError` if the folder contains anything else, or if another run is using it.
-        """
-        if self.folder is not None and self._head():
-            with self.at_work():
-                pass
-            remove_folder(self.folder)
-        return self.resume()
-
-    def resume(self) -> int:
-        """Load the folder's results and return their number.
-
-        Raises `RopeError` if the folder contains anything else, or results with a different fingerprint.
+        Raises `RopeError` if the folder contains anything else, results with a different fingerprint that would be
+        loaded, or results to be removed that another run is using.
         """
         self.clear()
         if self.folder is None:
-            return 0
+            return
         head = self._head()
+        if head and not resume:
+            with self.at_work():
+                pass
+            remove_folder(self.folder)
+            head = {}
         if head and (head.get("kind"), head.get("key")) != (self.kind, self.key):
             raise RopeError(
                 f"{self.kind}: the folder contains results of a different job.",
@@ -104,7 +99,6 @@ class Ledger(dict[str, dict[str, Any]]):
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # truncated by a kill
                     row = json.loads(line)
                     self.setdefault(str(row["job"]), dict(row["result"]))
-        return len(self)
 
     def add(self, job: str, result: Mapping[str, Any]) -> None:
         """Append one result to this process's own file and flush it to the disk."""

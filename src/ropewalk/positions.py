@@ -68,7 +68,11 @@ def positions_from(
         return _padded(offsets, max_seqlen, tokens)
     whole = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype in _INTEGERS and cu_seqlens.ndim == 1
     if not whole or cu_seqlens.shape[0] < 2:
-        raise _wrong_ends(cu_seqlens)
+        raise RopeError(
+            "positions_from: `cu_seqlens` must be int32 or int64 [sequences + 1].",
+            facts={"cu_seqlens": cu_seqlens},
+            cure="Build it from the lengths: torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).",
+        )
     per_row = _check_offsets(offsets, cu_seqlens.shape[0] - 1, cu_seqlens.device)
     ends = cu_seqlens.to(torch.int64)
     tokens = _check_ends(ends, max_seqlen, tokens)
@@ -134,14 +138,6 @@ def _check_offsets(offsets: Any, batch: int | None, device: torch.device | None)
         "positions_from: `offsets` must be an int, or int32 or int64 [sequences].",
         facts={"offsets": offsets, "sequences": batch},
         cure="Pass the number of tokens in each sequence's cache, on the device of `cu_seqlens`.",
-    )
-
-
-def _wrong_ends(cu_seqlens: object) -> RopeError:
-    return RopeError(
-        "positions_from: `cu_seqlens` must be int32 or int64 [sequences + 1].",
-        facts={"cu_seqlens": cu_seqlens},
-        cure="Build it from the lengths: torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).",
     )
 
 
@@ -417,8 +413,6 @@ def positions_for_rank(
             facts={"cu_seqlens": cu_seqlens},
             cure="Index the documents' positions: rw.positions.positions_from(cu_seqlens)[positions_for_rank(...)].",
         )
-    if cu_seqlens is not None and not isinstance(cu_seqlens, Tensor):
-        raise _wrong_ends(cu_seqlens)
     if tokens % (parts * cp):
         raise RopeError(
             f"positions_for_rank: {layout} needs {parts * cp} equal parts.",

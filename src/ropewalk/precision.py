@@ -107,14 +107,8 @@ def half_instructions(dtype: torch.dtype, device: str) -> str | None:
         return None
     can, limit = torch.cpu.get_capabilities(), os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     limited = _UP_TO.get(limit, () if limit.startswith(("SSE", "AVX")) and "AMX" not in limit else None)
-    return next(
-        (
-            name
-            for key, name in _INSTRUCTIONS.get(dtype, {}).items()
-            if can.get(key) and (limited is None or key in limited)
-        ),
-        None,
-    )
+    names = _INSTRUCTIONS.get(dtype, {})
+    return next((names[key] for key in names if can.get(key) and (limited is None or key in limited)), None)
 
 
 def fast_bfloat16(device: str) -> bool:

@@ -168,18 +168,15 @@ class TextTokenizer:
                 cure="Pass 257 or more; TextTokenizer.bytes() needs no training.",
             )
         kit = need("tokenizers")
-        tokenizer = kit.Tokenizer(kit.models.BPE())
-        tokenizer.pre_tokenizer = kit.pre_tokenizers.Sequence(
-            [
-                kit.pre_tokenizers.Digits(individual_digits=True),
-                kit.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-            ]
+        cut, tokenizer = kit.pre_tokenizers, kit.Tokenizer(kit.models.BPE())
+        tokenizer.pre_tokenizer = cut.Sequence(
+            [cut.Digits(individual_digits=True), cut.ByteLevel(add_prefix_space=False)]
         )
         tokenizer.decoder = kit.decoders.ByteLevel()
         trainer = kit.trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(kit.pre_tokenizers.ByteLevel.alphabet()),
+            initial_alphabet=sorted(cut.ByteLevel.alphabet()),
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)

@@ -133,7 +133,7 @@ def test_no_number_is_lost_in_a_narrow_terminal(
         (["--target", "200", "--method", "yarn"], "needs a target beyond the trained length"),
         (["--target", "260"], "too few tokens for facts"),
         (["--text", "absent.txt"], "text cannot be read"),
-        (["--state", __file__], "`state` must be a folder"),
+        (["--state", __file__], "the path of the folder is a file"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(

@@ -54,13 +54,9 @@ def test_without_a_cache(cache):
     assert _cache() is None
 
 
-def test_bad_input_is_a_message(small, tmp_path, capsys):  # noqa: F811
-    """An unknown engine, a server of chat only, a folder as --json."""
+def test_a_server_of_chat_is_refused(small, tmp_path, capsys):  # noqa: F811
+    """A server of chat only."""
     save(small, tmp_path / "small")
-    assert run("tiny", "--engine", "onyx") == 2
-    assert "unknown engine" in capsys.readouterr().err
-    assert run("tiny", "--engine", "http://127.0.0.1:9", "--json", tmp_path) == 2
-    assert "the path of the file is a folder" in capsys.readouterr().err
     with serving(None, lambda path, body, headers: (404, "no such path") if "compl" in path else (200, LISTED)) as url:
         assert run(tmp_path / "small", "--engine", url) == 5
     assert "Use a server with /v1/completions" in capsys.readouterr().err
@@ -119,6 +115,8 @@ def test_a_golden_file_is_written_and_used(small, tmp_path, capsys, monkeypatch)
         *((["--golden", name, "--engine", "http://localhost:1"], "`ropewalk verify MODEL --write FILE` has written.")
           for name in ("missing.json", ".")),
         (["tiny", "--write", "."], "the path of the file is a folder"),
+        (["tiny", "--engine", "http://127.0.0.1:9", "--json", "."], "the path of the file is a folder"),
+        (["tiny", "--engine", "onyx"], "unknown engine"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit(words, message, tmp_path, monkeypatch, capsys):

@@ -306,6 +306,9 @@ def test_gather() -> None:
     assert (more.value, less.value) == (1.0, -1.0)
     assert 0 < more.low < 1 < more.high < 2
     assert (less.low, less.high) == pytest.approx((-more.high, -more.low))
+    broken = WindowReading(loss=tuple(5.0 if start < 128 else None for start, _ in BLOCKS), stopped=128)
+    given_up = collected({"plain": [broken], "crop": [crop]}).standings["plain"]
+    assert (given_up.broken, given_up.beyond, given_up.near, given_up.loss) == (True, None, None, None)
 
 
 def test_a_difference_is_corrected_for_the_methods_that_extend() -> None:
@@ -316,15 +319,6 @@ def test_a_difference_is_corrected_for_the_methods_that_extend() -> None:
     others = collected({**one, "crop": [crop], "as-is": one["plain"]}).rival("yarn", "plain")
     assert others == alone
     assert more.low < alone.low
-
-
-def test_a_reading_that_was_given_up() -> None:
-    broken = WindowReading(loss=tuple(5.0 if start < 128 else None for start, _ in BLOCKS), stopped=128)
-    crop = WindowReading(loss=tuple(5.0 if start >= 192 else None for start, _ in BLOCKS))
-    found = collected({"plain": [broken], "crop": [crop]})
-    standing = found.standings["plain"]
-    assert standing.broken
-    assert standing.beyond is standing.near is standing.loss is None
 
 
 def test_what_counts() -> None:

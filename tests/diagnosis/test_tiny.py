@@ -24,22 +24,14 @@ def test_the_folder_is_at_most_8_mb_and_complete() -> None:
 
 
 def test_transformers_reads_it_with_the_same_logits() -> None:
-    """LlamaForCausalLM and AutoTokenizer: the same tokens; logits within 1e-4 over the trained length.
-
-    Past it transformers' float32 angles show (2.1e-4 at 819 tokens, also in its float64 model, against 2.5e-5 of ours).
-    """
+    """Its own tokens and, over the trained length, logits within 1e-4; past it transformers' float32 angles show."""
     transformers, tiny = pytest.importorskip("transformers"), load("tiny", dtype=torch.float32)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
-    assert type(theirs).__name__ == "LlamaForCausalLM"
     text = read_text(None)[1][30_000:32_500]
-    ids = tokenizer(text, return_tensors="pt").input_ids
-    assert tiny.tokenizer is not None
+    ids = transformers.AutoTokenizer.from_pretrained(FOLDER)(text, return_tensors="pt").input_ids
     assert ids[0].tolist() == tiny.tokenizer.encode(text)
-    assert tokenizer.decode(ids[0]) == text
     assert ids.shape[1] > 2 * TRAINED
     with torch.no_grad():
         ours, exact, logits = tiny(ids), load("tiny", dtype=torch.float64)(ids).float(), theirs(ids).logits
     torch.testing.assert_close(ours[:, :TRAINED], logits[:, :TRAINED], rtol=0, atol=1e-4)
-    torch.testing.assert_close(ours, logits, rtol=0, atol=1e-3)
     torch.testing.assert_close(ours, exact, rtol=0, atol=1e-4)

@@ -82,7 +82,7 @@ def measure(kind: str, jobs: dict[str, Callable[[], dict[str, Any]]]) -> list[di
     sources += [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem != "page"]
     key = fingerprint(kind, version("transformers"), version("torch"), *(path.read_bytes() for path in sources))
     ledger = Ledger(ROOT / "build" / "parity" / key, kind="parity", key=key)
-    ledger.resume()
+    ledger.open()
     with shown(f"parity, {kind}", lines=True) as bar:
         expect(bar, len(jobs))
         for job, compute in jobs.items():

@@ -271,7 +271,7 @@ def video(**options: Any) -> Any:
         (lambda: image([1], 1, 3, 2), "merge evenly"),
         (lambda: image([1], 1, 2), "needs \\(frames, height, width\\)"),
         (lambda: image([1], 1, 2, 2, spatial_merge_size=0), "`spatial_merge_size` must be"),
-        (lambda: image([0], attention_mask=torch.ones(2)), "`attention_mask` must have the shape"),
+        (lambda: image([0], attention_mask=torch.ones(2)), "`attention_mask` must have its shape"),
         (lambda: video(frame_intervals=[1.0, 2.0]), "`frame_intervals` must be a number"),
         (lambda: video(frame_intervals=-1.0), "`frame_intervals` must be a number"),
         (lambda: video(frame_intervals=2.0, split_frames=True), "`frame_intervals` must be a number"),

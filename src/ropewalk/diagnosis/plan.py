@@ -161,19 +161,32 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is measured for one target: the positions of each method, in order, and the windows.
+class MethodForm:
+    """How a method is set: the keys of config.json; None if no config expresses it.
 
-    - `same_as`: maps a method to an earlier one with equal frequencies at this length.
-    - `configs`: the keys of config.json under each method; None if none express it. `engines`: those that can run it.
+    - `same_as`: the method with equal frequencies at this length that was measured instead, or None.
+    - `engines`: those that can run it; none: only Python.
+    """
+
+    config: dict[str, Any] | None = None
+    same_as: str | None = None
+    engines: tuple[str, ...] = ()
+
+    def runs_in(self, engine: str | None) -> bool:
+        """Return whether an engine can run the method; Python, which None includes, runs all."""
+        return engine in (None, "python", *self.engines)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is measured for one target: each method, in order, with its positions, and the windows.
+
     - `filled`: the windows of `texts` with their facts. `windows`: the same for the evidence.
     """
 
     design: Design
     positions: Mapping[str, ModelRopes]
-    same_as: Mapping[str, str]
-    configs: Mapping[str, dict[str, Any] | None]
-    engines: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    methods: Mapping[str, MethodForm]
     texts: tuple[Text, ...] = ()
     filled: tuple[Filled, ...] = ()
     windows: tuple[Window, ...] = ()
@@ -185,7 +198,7 @@ class Plan:
     @property
     def distinct(self) -> tuple[str, ...]:
         """Return the methods with numbers of their own."""
-        return tuple(name for name in self.positions if name not in self.same_as)
+        return tuple(name for name, form in self.methods.items() if form.same_as is None)
 
     @property
     def first(self) -> list[Job]:
@@ -209,11 +222,6 @@ class Plan:
         return [job for job in jobs if job.key not in saved]
 
 
-def runs_in(engine: str | None, engines: Sequence[str]) -> bool:
-    """Return whether an engine is among those that run a method; Python, which None includes, runs all."""
-    return engine in (None, "python", *engines)
-
-
 def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> Plan:
     """Plan the measurement: always plain, crop if the target exceeds the trained length, each distinct form once.
 
@@ -222,22 +230,14 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
     reach, own = Reach(design.trained_length, design.target), reader.positions
     crop = [CROP] * (design.extends and CROP not in (methods or ()))
     chosen = chosen_methods([*methods, *crop] if methods else None, own, reach)
-    if CROP in chosen and not design.extends:
-        raise RopeError(
-            "doctor: crop differs from plain only if the target exceeds the trained length.",
-            facts={"target": reach.target, "trained_length": reach.trained},
-            cure="Pass a longer --target, or leave out crop.",
-        )
     positions = {name: METHODS[name].positions(own, reach) for name in chosen}
-    same_as: dict[str, str] = {}
-    seen: dict[object, str] = {}
+    forms, seen = dict[str, MethodForm](), dict[object, str]()
     for name in chosen:
-        if name != CROP:
-            first = seen.setdefault((_angles(positions[name], reach.target), positions[name].extensions), name)
-            if first != name:
-                same_as[name] = first
-    configs = {name: None if METHODS[name].crops else reader.config_under(name, reach) for name in chosen}
-    return Plan(design=design, positions=positions, same_as=same_as, configs=configs)
+        config = None if name == CROP else reader.config_under(name, reach)
+        form = name if name == CROP else (_angles(positions[name], reach.target), positions[name].extensions)
+        first = seen.setdefault(form, name)
+        forms[name] = MethodForm(config=config, same_as=None if first == name else first)
+    return Plan(design=design, positions=positions, methods=forms)
 
 
 def _angles(positions: ModelRopes, seq_len: int) -> object:

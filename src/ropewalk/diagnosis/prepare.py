@@ -24,19 +24,7 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
-from ropewalk.diagnosis.plan import (
-    CROP,
-    MOST_WINDOWS,
-    PLAIN,
-    Design,
-    Job,
-    Pace,
-    Plan,
-    Text,
-    answers_of,
-    make_plan,
-    runs_in,
-)
+from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Job, Pace, Plan, Text, answers_of, make_plan
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, listed
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
@@ -118,20 +106,12 @@ class Opened:
         """Return the ledger of a measurement, with the results that were saved before if the run is to resume.
 
         - `form`: the number of its format. `parts`: what the results depend on, besides model and windows.
-
-        Raises `RopeError` if `state` is a file.
         """
         state, ids = self.settings.state, [one.ids.tobytes() for one in windows]
         key = fingerprint(form, torch.__version__, self.digest, *parts, ids)
         folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
-        if folder.exists() and not folder.is_dir():
-            raise RopeError(
-                "doctor: `state` must be a folder, but it is a file.",
-                facts={"state": str(folder)},
-                cure="Pass a new folder: --state DIR.",
-            )
         made = Ledger(folder / kind, kind=kind, key=key)
-        _ = made.resume() if self.settings.resume else made.begin()
+        made.open(resume=self.settings.resume)
         return made
 
     def environment(self) -> dict[str, Any]:
@@ -201,7 +181,8 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
         names += [name for name in usual if METHODS[name].keeps_own]
     plan = make_plan(reader, design, names or None)
     engines = _engines(opened, plan)
-    runs = {name: runs_in(settings.engine, of) for name, of in engines.items()}
+    forms = {name: dataclasses.replace(form, engines=engines[name]) for name, form in plan.methods.items()}
+    runs = {name: form.runs_in(settings.engine) for name, form in forms.items()}
     if chosen:  # what the engine cannot run is measured only if it is named
         able = [name for name in names if name in plan.distinct and runs[name] and METHODS[name].extends]
         names = [PLAIN, CROP, *able[:most_compared], *(name for name in names if METHODS[name].keeps_own)]
@@ -214,9 +195,10 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
         seed, body = (settings.seed, of.digest, start), of.tokens[start : start + target]
         filled.append(teller.fill(layout, body, seed=seed, told=told, wording=of.wording))
         windows.append(_entry(design, of, text, start, filled[-1], opened.vocabulary))
-    return dataclasses.replace(
-        plan, positions={name: plan.positions[name] for name in order}, engines=engines, texts=texts,
-        same_as={name: first for name, first in plan.same_as.items() if {name, first} <= {*order}},
+    alone = {name: dataclasses.replace(form, same_as=None) for name, form in forms.items()}
+    return Plan(
+        design=design, positions={name: plan.positions[name] for name in order}, texts=texts,
+        methods={name: forms[name] if forms[name].same_as in order else alone[name] for name in order},
         filled=tuple(filled), windows=tuple(windows),
     )  # fmt: skip
 
@@ -275,31 +257,25 @@ def _teller(
     A kind serves if the unchanged model finds more of its facts in short windows than chance explains.
     """
     longest, most = max(texts, key=lambda text: len(text.tokens)), min(TRIED, trained)
-    best, errors = None, list[RopeError]()
+    tried, errors = list[tuple[Found, Teller]](), list[RopeError]()
     for kind in KINDS.values():
         try:
             teller = Teller(kind, tokenizer.encode, tokenizer.decode, [text.wording for text in (longest, *texts)])
         except RopeError as error:
             errors.append(error)
             continue
-        found = _found_nearby(reader, teller, longest.tokens, most, settings.seed)
-        serves = found.exceeds_chance(LEVEL)
-        known = best is not None and best[0].asked > 0
-        if best is None or not known or (serves and not best[0].exceeds_chance(LEVEL)) or found.low > best[0].high:
-            best = (found, teller)
-        if found.share >= CLEAR:
+        tried.append((_found_nearby(reader, teller, longest.tokens, most, settings.seed), teller))
+        if tried[-1][0].share >= CLEAR:
             break
-    if best is None:
+    if not tried:
         raise errors[0]
-    if not best[0].asked:
-        if len(longest.tokens) < most:
-            raise _too_short(texts, settings, trained, best[1])
-        raise RopeError(
-            "doctor: the trained length is too short for four facts.",
-            facts={"trained_length": trained, "tokens of four facts": GROUP * best[1].size},
-            cure="Pass the right --trained-length.",
-        )
-    return best[1]
+    (found, teller), (other, another) = tried[0], tried[-1]
+    serves = other.exceeds_chance(LEVEL) and not found.exceeds_chance(LEVEL)
+    if not found.asked or serves or other.low > found.high:
+        found, teller = other, another
+    if not found.asked and len(longest.tokens) < most:
+        raise _too_short(texts, settings, trained, teller)
+    return teller
 
 
 def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int, seed: int) -> Found:
@@ -312,14 +288,13 @@ def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int
     count = GROUP * min(4, int(0.3 * (asked_at - FIRST) / teller.size) // GROUP)
     layout = Layout(length, asked_at, teller.size, 0, ((FIRST, asked_at - teller.size, count),))
     windows = min(4, -(-ASKED // count)) if count >= GROUP else 0
-    found = Found.of(groups, confidence=LOOK_CONFIDENCE)
     for start in dict.fromkeys(np.linspace(0, len(text) - length, windows).astype(int).tolist()):
         window = teller.fill(layout, text[start : start + length], seed=(seed,))
         groups += groups_of(zip(window.facts, answers_of(reader, window), strict=True))
         found = Found.of(groups, confidence=LOOK_CONFIDENCE)
         if found.asked >= ASKED // 2 and found.share >= CLEAR:
             break
-    return found
+    return Found.of(groups, confidence=LOOK_CONFIDENCE)
 
 
 def _engines(opened: Opened, plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -424,7 +399,7 @@ def settle_reading(
     key = fingerprint(reader.digest(), length, [window.numpy().tobytes() for window in windows])
     folder = cache_folder("doctor", "reading") if settings.state is None else Path(settings.state) / "reading"
     ledger = Ledger(folder / key, kind="reading", key=key)
-    ledger.resume()
+    ledger.open()
     expect(progress, len(SCALED) * count * length)
     for name, number in itertools.product(SCALED, range(count)):
         if f"{name}/{number}" not in ledger:

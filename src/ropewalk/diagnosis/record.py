@@ -12,7 +12,7 @@ from ropewalk.atomic_io import read_json
 from ropewalk.audit.audit import Audit, answer
 from ropewalk.diagnosis.evidence import Evidence, Standing, choice
 from ropewalk.diagnosis.facts import Window
-from ropewalk.diagnosis.plan import CROP, PLAIN, WindowReading, runs_in
+from ropewalk.diagnosis.plan import CROP, PLAIN, MethodForm, WindowReading
 from ropewalk.diagnosis.rules import WORDS, Action, fault, works
 from ropewalk.records import FORMAT, checked, document, restored
 from ropewalk.serving.engines import ENGINES
@@ -72,19 +72,6 @@ class Verdict:
         lines += [] if command is None else ["Next:", command]
         lines += [] if self.python is None else ["\nOr in Python:", self.python]
         return [line for line in lines if line]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MethodForm:
-    """How a method is set: the keys of config.json; None if no config expresses it.
-
-    - `same_as`: the method with equal frequencies at this length that was measured instead, or None.
-    - `engines`: those that can run it; none: only Python.
-    """
-
-    config: dict[str, Any] | None = None
-    same_as: str | None = None
-    engines: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,7 +225,7 @@ class Diagnosis(Measurement):
             return "chosen"
         if method in verdict.equal:
             return "as good"
-        if not runs_in(verdict.engine, self.methods[method].engines):
+        if not self.methods[method].runs_in(verdict.engine):
             return f"not in {verdict.engine}"
         return fault(self.evidence, method)[0] or {"extend": "finds less", "keep": "not needed"}.get(verdict.action, "")
 

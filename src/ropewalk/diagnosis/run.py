@@ -17,9 +17,9 @@ from ropewalk.audit.traps import findings_of
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import Evidence, choice, gather
 from ropewalk.diagnosis.facts import GROUP
-from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, WindowReading, at_once, read_job, runs_in
+from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, WindowReading, at_once, read_job
 from ropewalk.diagnosis.prepare import Clock, Opened, open_model, plan_of
-from ropewalk.diagnosis.record import Diagnosis, LookBack, MethodForm, Verdict
+from ropewalk.diagnosis.record import Diagnosis, LookBack, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource
 from ropewalk.errors import RopeError
@@ -199,7 +199,7 @@ class DoctorRun:
     @property
     def runs(self) -> dict[str, bool]:
         """Return whether the engine, or Python if none is named, can run each method."""
-        return {name: runs_in(self.opened.settings.engine, of) for name, of in self.plan.engines.items()}
+        return {name: form.runs_in(self.opened.settings.engine) for name, form in self.plan.methods.items()}
 
     def due(self, windows: int, methods: Collection[str]) -> list[Job]:
         """Return the jobs of these methods that are due in the first windows."""
@@ -280,7 +280,7 @@ class DoctorRun:
         readings, design = self._readings(count), self.plan.design
         evidence = gather(self.plan.windows[:count], readings, design)
         decision = self._decide(evidence, self.runs)
-        python = decision.method is not None and self.plan.configs[decision.method] is None
+        python = decision.method is not None and self.plan.methods[decision.method].config is None
         return evidence, decision, LookBack(
             windows=count, seconds=round(sum(one.seconds for of in readings.values() for one in of), 1),
             action=decision.action, method=decision.method, length=decision.length,
@@ -295,11 +295,8 @@ class DoctorRun:
         """Return the diagnosis of the last look."""
         plan, opened, count = self.plan, self.opened, looks[-1].windows
         evidence, decision, look = self._look(count)
-        readings, same = self._readings(count), plan.same_as
-        methods = {
-            name: MethodForm(config=plan.configs[name], same_as=same.get(name), engines=plan.engines[name])
-            for name in plan.positions if same.get(name, name) in readings
-        }  # fmt: skip
+        readings = self._readings(count)
+        methods = {name: form for name, form in plan.methods.items() if (form.same_as or name) in readings}
         return Diagnosis(
             name=opened.reader.name, trained_length=opened.trained, target=plan.design.target, seed=plan.design.seed,
             kind=opened.teller.kind.name, texts=tuple(text.name for text in plan.texts), blocks=plan.design.blocks,
@@ -318,8 +315,8 @@ class DoctorRun:
         names = [self.plan.texts[text].name for text in dict.fromkeys(one.text for one in self.plan.windows[:count])]
         scope = names[0] if len(names) == 1 else counted(len(names), "text")
         main = self._answer(evidence, decision, engine, engine or "Python", self.record)
-        if engine is None and decision.method is not None and not self.plan.engines[decision.method]:
-            other = self._decide(evidence, {name: bool(of) for name, of in self.plan.engines.items()})
+        if engine is None and decision.method is not None and not self.plan.methods[decision.method].engines:
+            other = self._decide(evidence, {name: bool(form.engines) for name, form in self.plan.methods.items()})
             how = "To decide it for one engine, repeat with --engine NAME." if other.action == "undecided" else None
             beside = self._answer(evidence, other, None, "an engine", next_sentence=how)
         elif engine is not None:
@@ -349,7 +346,7 @@ class DoctorRun:
         """Return an answer in words, with the command that applies it. `place`: where the model may run, in words."""
         trained, config, command, python = self.opened.trained, None, None, None
         if decision.method is not None:
-            config = self.plan.configs[decision.method]
+            config = self.plan.methods[decision.method].config
             engine = "python" if config is None else engine
             command = self._command(decision.method, decision.length, engine, record)
             lines = self._command(decision.method, decision.length, "python")

@@ -94,10 +94,9 @@ class Method:
         """
         if self.keeps_own:
             return current
-        extension = None
-        if self.extension is not None:
+        if self.in_attention or self.crops:
             self._check_extends(reach)
-            extension = self.extension(reach)
+        extension = None if self.extension is None else self.extension(reach)
         ropes, extensions = list[RopeConfig | None](), list[Extension | None]()
         for rope, window in zip(current.ropes, current.sliding_windows, strict=True):
             within = window is not None and window <= reach.trained

@@ -118,7 +118,7 @@ class Predictions:
             key = fingerprint(__version__, KEPT, PAIRS, reader.library, reader.dtype, reader.digest())
             folder = folder / key
         self.ledger = Ledger(folder, kind="verify", key=key)
-        self.ledger.resume()
+        self.ledger.open()
         self._known = {key: top for saved in self.ledger.values() for key, top in saved.items()}
         self._copy: Reader | None = None
 
