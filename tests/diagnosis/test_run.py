@@ -30,6 +30,7 @@ from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_on
 from ropewalk.diagnosis.prepare import CPU_MINUTES, _texts
 from ropewalk.diagnosis.record import Diagnosis, restored
 from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, prepare
+from ropewalk.diagnosis.rules import Decision
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
@@ -113,6 +114,15 @@ def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
     assert "trained_length=256)" in measured.diagnosis(answer.looks, None).verdict.command
     shown = str(answers(run, answer, "tiny", engine="vllm"))
     assert f"\nIn Python: {vllm.beside.sentence}\nNext:\n{vllm.beside.command}" in shown
+
+
+@pytest.mark.parametrize(("engine", "place"), [(None, "Python"), ("vllm", "vllm")])
+def test_an_open_answer_names_the_place(
+    run: DoctorRun, answer: Diagnosis, engine: str | None, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "decide", lambda *_, **__: Decision("undecided", compared=(PLAIN,)))
+    said = answers(run, answer, "tiny", engine=engine).verdict.reasons
+    assert f"No method that runs in {place} was measured." in said
 
 
 HOSTILE = "a 'b' \"c\" $(touch gone) `touch gone`\n;touch gone\t&"
@@ -243,7 +253,10 @@ def test_the_best_of_many_is_measured_once_more(tmp_path: Path) -> None:
     right = sum(choice(row) == fact.right for row, fact in zip(read.answers, facts, strict=True) if fact.far)
     far = sum(fact.far for fact in facts)
     assert f"In a fresh window, which had no part in the choice, it finds {right} of {far}." in str(found)
-    assert sum(run.plan.key(name, many) in run.ledger for name in run.plan.distinct) == 1
+    assert [sum(run.plan.key(name, at) in run.ledger for name in run.plan.distinct) for at in (many, many + 1)] == [
+        1,
+        0,
+    ]
     assert len(found.readings[best]) == many
 
 
