@@ -29,8 +29,8 @@ from ropewalk.diagnosis.page import page_of
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_once
 from ropewalk.diagnosis.prepare import CPU_MINUTES, _texts
 from ropewalk.diagnosis.record import Diagnosis, restored
-from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, prepare
 from ropewalk.diagnosis.rules import Decision
+from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
