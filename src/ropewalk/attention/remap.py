@@ -166,7 +166,7 @@ class Remap:
 
 
 def attend_remapped(
-    q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float = 0.0, rules: LogitRules = NO_RULES
+    q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float, rules: LogitRules
 ) -> Tensor:
     """Attend under an extension, with unrotated q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]`.
 
