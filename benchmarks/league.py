@@ -12,13 +12,11 @@ minutes on two busy cores with AMX in bfloat16.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from records import environment, excerpt, parsed
+from records import environment, excerpt, parsed, parser_of
 
 import ropewalk as rw
 from ropewalk.atomic_io import write_json
@@ -66,11 +64,7 @@ def far_found(runs: Mapping[str, Any], method: str) -> tuple[int, int]:
 
 def main() -> None:
     """Read what the record lacks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--texts", type=Path, required=True)
-    parser.add_argument("--dtype", default="auto")
-    given, record = parsed(parser, "league.json")
+    given, record = parsed(parser_of(__doc__), "league.json")
 
     def run(part: str, key: str, *of: Any, **settings: Any) -> None:
         if key not in record.setdefault(part, {}):

@@ -77,6 +77,15 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser with a script's docstring, for a model that reads texts."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--dtype", default="auto")
+    return parser
+
+
 def parsed(parser: argparse.ArgumentParser, name: str) -> tuple[argparse.Namespace, Record]:
     """Return the arguments of a record that is measured part by part, and what it has: under --again nothing."""
     parser.add_argument("--record", type=Path, default=RESULTS / name)

@@ -34,7 +34,6 @@ core with AVX512-BF16 in bfloat16.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -42,13 +41,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from league import far_found, read
-from records import environment, excerpt, parsed
+from records import environment, excerpt, parsed, parser_of
 from scipy import stats
 
 from ropewalk.atomic_io import write_json
@@ -194,11 +192,7 @@ def sentences(text: str, seed: int) -> Iterator[str]:
 
 def main() -> None:
     """Measure what the record lacks, and analyse it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--texts", type=Path, required=True)
-    parser.add_argument("--dtype", default="auto")
-    given, record = parsed(parser, "tasks.json")
+    given, record = parsed(parser_of(__doc__), "tasks.json")
     moby, record["text"] = excerpt(given.texts, "moby_dick", 0)
 
     def keep(part: str, key: str, value: Callable[[], Any]) -> None:
