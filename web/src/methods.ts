@@ -1,6 +1,6 @@
 import type { ExplorerData, Method, MethodTable, Preset } from "./data.ts";
 import { frequencies, RULES, type Frequencies, type Rule } from "./rope.ts";
-import type { Choice } from "./ui/controls.ts";
+import type { Control, Controls } from "./ui/controls.ts";
 
 /** A preset's frequencies under a method. */
 export interface Extended extends Frequencies {
@@ -44,9 +44,10 @@ export function extended(preset: Preset, name: string, factor: number, settings:
   };
 }
 
-/** Return models as the choices of a select. */
-export function presetChoices(data: ExplorerData): Choice[] {
-  return data.presets.map(({ id, title }) => ({ value: id, label: title }));
+/** Add a select of the models. */
+export function modelSelect(controls: Controls, data: ExplorerData): Control<string> {
+  const choices = data.presets.map(({ id, title }) => ({ value: id, label: title }));
+  return controls.select({ key: "model", label: "Model", value: firstPreset(data), choices });
 }
 
 /** Return the preset of this name, or the first. */

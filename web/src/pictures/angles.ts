@@ -1,4 +1,4 @@
-import { extended, firstPreset, frequencyMethods, presetChoices, presetNamed } from "../methods.ts";
+import { extended, frequencyMethods, modelSelect, presetNamed } from "../methods.ts";
 import type { Picture } from "../picture.ts";
 import { neverSeen } from "../rope.ts";
 import { cyclic, mixed } from "../ui/colors.ts";
@@ -18,7 +18,7 @@ export const angles: Picture = {
     "Each column is a pair, each row a position, and the colour is the angle: dark blue is half a turn. Red angles do not occur " +
     "within the trained length (the line). Choose a method to see which of them it removes.",
   mount(root, { data, controls }) {
-    const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
+    const model = modelSelect(controls, data);
     const names = ["plain", ...data.methods.filter(({ kind }) => kind === "frequencies").map(({ name }) => name)];
     const method = controls.select({
       key: "method", label: "Method", value: "plain", choices: names.map((value) => ({ value, label: value })),

@@ -1,6 +1,6 @@
 import { readConfig } from "../config.ts";
 import type { ExplorerData, Preset } from "../data.ts";
-import { extended, firstPreset, frequencyMethods, liveRule, presetChoices, presetNamed } from "../methods.ts";
+import { extended, frequencyMethods, liveRule, modelSelect, presetNamed } from "../methods.ts";
 import type { Picture } from "../picture.ts";
 import { frequencies, plain, type Rule } from "../rope.ts";
 import { Chart, type Point, type Series } from "../ui/chart.ts";
@@ -18,7 +18,7 @@ export const methods: Picture = {
     "A line is the factor by which a method multiplies the frequency of each pair: 1 leaves it as trained. Switch methods on, raise " +
     "the factor, or paste a config.json.",
   mount(root, { data, controls }) {
-    const model = controls.select({ key: "model", label: "Model", value: firstPreset(data), choices: presetChoices(data) });
+    const model = modelSelect(controls, data);
     const factor = controls.slider({ key: "factor", label: "Factor", min: 2, max: 32, step: 1, value: 4, format: (x) => `${x}×` });
     const chips = controls.chips({
       key: "shown",
