@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.attachment.config_keys import fields_under
-from ropewalk.attachment.tables import LayerTables
+from ropewalk.attachment.rotary import LayerTables
 from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faulty_rules import ScaledLogits
 from ropewalk.rope.model_ropes import ModelRopes

@@ -16,8 +16,8 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import read_command
+from ropewalk.serving.plan import Served
 from ropewalk.serving.serve import serve_config
-from ropewalk.serving.served import Served
 from ropewalk.serving.started import config_length, started
 from tests.checkpoints.test_gguf_architectures import header
 from tests.cli.doctor_runs import run_command

@@ -26,9 +26,8 @@ from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving import apply
 from ropewalk.serving.applied import DEVIATIONS, Case, applied
 from ropewalk.serving.engines import CONVERTER, ENGINES, TABLE
-from ropewalk.serving.plan import serving_plan
+from ropewalk.serving.plan import Served, serving_plan
 from ropewalk.serving.serve import serve_config, setting_command
-from ropewalk.serving.served import Served
 from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
 from tests.checkpoints.random_models import FAMILIES, folder_of, random_model
 from tests.cli.doctor_runs import run_command
@@ -252,16 +251,13 @@ def test_one_answer(
 
 
 def test_what_does_not_change_needs_no_override(tmp_path: Path) -> None:
-    """`plain` of an unscaled model; a scaled one needs it. `crop` is served plain, and says what the client does."""
+    """`plain` of an unscaled model; a scaled one needs it."""
     assert "override" not in serve_config("tiny", "vllm", method="plain").steps[0]
     block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}
     scaled = checkpoint(tmp_path / "scaled", rope_parameters=block, max_position_embeddings=TARGET)
     plain = serve_config(scaled, "vllm", method="plain", trained_length=TRAINED)
     assert '"rope_type": "default"' in plain.steps[0]
     assert plain.length == TRAINED
-    cropped = serve_config("tiny", "vllm", method="crop")
-    assert cropped.length == TINY
-    assert "last 256 tokens" in str(cropped.note)
 
 
 def test_the_script_for_transformers_is_run(tmp_path: Path) -> None:

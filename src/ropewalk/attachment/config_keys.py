@@ -158,13 +158,11 @@ def _describes(
         if kind == "phimoe" and block["rope_type"] == "longrope" and "short_mscale" not in block:
             return False
     try:
-        ropes = ModelRopes.from_hf(fields).by_type
+        read = ModelRopes.from_hf(fields)
     except RopeError:
         return False
-    rotating = {rope for rope in ropes.values() if rope is not None}
-    only = rotating.pop() if len(rotating) == 1 else None
-    pairs = [(rope, ropes.get(label, ropes.get(None)) or only) for label, rope in wanted.items()]
+    pairs = [(one, read.of_label(label)) for label, one in wanted.items()]
     return all(
-        one and other and one.interleaved == other.interleaved and same_rope(one, other, lengths)
-        for one, other in pairs
+        one and len(found) == 1 and one.interleaved == found[0].interleaved and same_rope(one, found[0], lengths)
+        for one, found in pairs
     )

@@ -24,8 +24,10 @@ from ropewalk.attachment.live_attention import (
     replace_attention,
 )
 from ropewalk.attachment.rotary import (
+    OwnTables,
     Replaced,
     Tables,
+    TablesForward,
     fresh,
     plan_layers,
     positions_of,
@@ -34,7 +36,6 @@ from ropewalk.attachment.rotary import (
     text_config_of,
     was_cast,
 )
-from ropewalk.attachment.tables import OwnTables, TablesForward
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
@@ -62,7 +63,7 @@ class SavePretrained:
         handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
         if handle is None:  # after `detach` a shallow copy of the model keeps this function
             return save(self.model, *args, **options)
-        config, fields = handle._config, _written_fields(handle)
+        config, fields = handle._config, handle._written_fields()
         before = {name: getattr(config, name) for name in (*fields, STATED) if hasattr(config, name)}
         vars(config).pop(STATED, None)
         try:
@@ -76,19 +77,6 @@ class SavePretrained:
             vars(config).pop(STATED, None)
             for name, value in before.items():
                 setattr(config, name, value)
-
-
-def _written_fields(handle: Attachment) -> dict[str, Any]:
-    """Return the keys of config.json for an attached model: those of its ropes, or its method for `attach`."""
-    try:
-        return handle.rope_fields()
-    except RopeError as error:
-        positions, stated = handle._stated or (None, None)
-        if handle.positions != positions:
-            raise
-        again = "Other programs run the saved model without it. After loading, rw.attach(model) applies it again."
-        warnings.warn(f"{error.rule} {again}", stacklevel=3)
-        return {STATED: stated}
 
 
 class Attachment:
@@ -212,23 +200,28 @@ class Attachment:
         """Keep what the short forwards of a copy of this model showed: the rotated features, and the rounding noise."""
         self._slice, self._noise = other._slice, other._noise
 
-    def rope_fields(self) -> dict[str, Any]:
-        """Return the config's keys for the current ropes; empty if they are the config's own.
+    def _written_fields(self) -> dict[str, Any]:
+        """Return the keys of config.json: those of the current ropes, none if they are its own, or the method's name.
 
-        **Raises:** `RopeError` if config.json cannot express them.
+        **Raises:** `RopeError` if config.json cannot express the positions, and they are not those of the method.
         """
-        method = self.method
+        method, (positions, stated) = self.method, self._stated or (None, None)
         if self.positions == self.own and (method is None or not method.extends):
             return {}
         found = rope_fields(self._config.to_dict(), self.own, self.positions, method=method, target=self.target)
         if isinstance(found, dict):
             return found
-        raise RopeError(
-            f"save_pretrained: {'these positions' if method is None else f'`{method.name}`'} cannot be written into a "
-            f"config.json: {found}.",
-            facts={"nearest that can be": "plain" if method is None else method.nearest},
-            cure="Detach the model first; attaching did not change its weights.",
-        )
+        what = "these positions" if method is None else f"`{method.name}`"
+        rule = f"save_pretrained: {what} cannot be written into a config.json: {found}."
+        if self.positions != positions:
+            raise RopeError(
+                rule,
+                facts={"nearest that can be": "plain" if method is None else method.nearest},
+                cure="Detach the model first; attaching did not change its weights.",
+            )
+        again = "Other programs run the saved model without it. After loading, rw.attach(model) applies it again."
+        warnings.warn(f"{rule} {again}", stacklevel=3)
+        return {STATED: stated}
 
     def __enter__(self) -> Attachment:
         return self

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attachment.rotary import Replaced, belongs_to
-from ropewalk.attachment.tables import Calls, PerCall
+from ropewalk.attachment.rotary import LayerTables, PerCall, Replaced, belongs_to
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
@@ -412,17 +411,22 @@ def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
         )
 
 
-class CallLayouts(Calls):
-    """The values shared by the layers of the current call, and the tables of cache slots shared by calls."""
+class CallLayouts:
+    """What the modules of an attached model share: values of the current call, and tables of cache slots.
+
+    - `seq_len`: tokens, for frequencies that depend on the length; None: the largest position of each call, plus one.
+    - `tables`: cos and sin of layers with the same tables.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.seq_len: int | None = None
+        self.tables: dict[LayerTables, PerCall] = {}
         self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
         self._slots: dict[Hashable, SlotTables] = {}
 
     def forget(self) -> None:
-        super().forget()
-        for value in (self._layout, *self._bounds):
+        """Forget the last call, because a new forward begins."""
+        for value in (*self.tables.values(), self._layout, *self._bounds):
             value.forget()
 
     @staticmethod

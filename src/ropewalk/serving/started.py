@@ -35,8 +35,8 @@ from ropewalk.serving.engines import (
     EngineCommand,
     read_command,
 )
+from ropewalk.serving.plan import LENGTHS, parts_of, spelling_of, text_of
 from ropewalk.serving.serve import serve_config
-from ropewalk.serving.served import LENGTHS, parts_of, spelling_of, text_of
 
 _METHODS = {"yarn": "yarn", "linear": "pi", "dynamic": "dynamic", "llama3": "llama3"}
 Read = tuple[Checkpoint, float | None, list[Finding]]
@@ -77,16 +77,15 @@ def _as_loaded(config: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = copy.deepcopy(dict(config))
     if not parts_of(content) and f"{content.get('model_type')}_text" in FAMILIES:  # flat files of a nested class
         content = {"model_type": content["model_type"], "text_config": content}
-    text, ropes, block = text_of(content), ModelRopes.from_hf(config), dict[str, Any]()
+    text, ropes = text_of(content), ModelRopes.from_hf(config)
     written = text.get("rope_parameters") or text.get("rope_scaling") or {}
     with suppress(RopeError):  # frequencies without a theta
         if ropes.nested:
-            block = {str(label): rope.to_hf() for label, rope in ropes.rotating.items()}
+            block: dict[str, Any] = {str(label): rope.to_hf() for label, rope in ropes.rotating.items()}
         else:
             plain = next(iter(ropes.rotating.values())).unscaled().to_hf()
-            kind = written.get("rope_type", written.get("type", plain["rope_type"]))
-            block = {**plain, **{key: value for key, value in written.items() if key != "type"}, "rope_type": kind}
-    if block:
+            block = {**plain, "rope_type": written.get("type", plain["rope_type"]), **written}
+            block.pop("type", None)
         for key in ("rope_scaling", "rope_theta", "partial_rotary_factor"):
             text.pop(key, None)
         text["rope_parameters"] = block

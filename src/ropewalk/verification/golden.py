@@ -33,10 +33,10 @@ from ropewalk.verification.fit import (
     Probe,
     PromptQuestion,
     RecordedHypothesis,
+    Verification,
     different,
     distance,
 )
-from ropewalk.verification.outcome import Verification
 from ropewalk.version import __version__
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class RecordedPrompt(PromptQuestion):
 
 
 class Golden:
-    """Our side of a check, from a golden file; see `ropewalk.verification.fit.Side`.
+    """Our side of a check, from a golden file; see `OurSide`.
 
     - `document`: the content of the file.
 
@@ -194,7 +194,7 @@ class Golden:
             verification = Check(self, max_tokens=max_tokens, progress=bar).run(opened)
         return replace(verification, seconds=time.monotonic() - begun)
 
-    # prompts, as those of `Side`
+    # prompts, as those of `OurSide`
 
     def _of(self, kind: Kind) -> list[RecordedPrompt]:
         return [question for one, _, question in self._questions if one == kind]

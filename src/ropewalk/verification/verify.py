@@ -31,8 +31,7 @@ from ropewalk.rope.values import check_whole
 from ropewalk.verification import check
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.engine import WAIT
-from ropewalk.verification.fit import Prediction, PromptQuestion, distance, first_difference
-from ropewalk.verification.outcome import Verification
+from ropewalk.verification.fit import Prediction, PromptQuestion, Verification, distance, first_difference
 from ropewalk.version import __version__
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
@@ -182,10 +181,15 @@ class Predictions:
 
 
 class OurSide:
-    """Our side of a check, computed by our own model; see `ropewalk.verification.fit.Side`.
+    """Our side of a check, computed by our own model; `Golden` has the same attributes and prompts, from a file.
 
     The options are those of `verify`. The model computes in float32, with `device_map` in the dtype of the weights if
     that is fast.
+
+    - `model`: its name. `expected`: a description of the expected rope. `trained`, `up_to`: lengths in tokens.
+    - `all`: the hypotheses by name, the expected one first. `left_out`: those without predictions.
+    - `prefix_ids`: the ids before every text. `sample`: a text and its ids.
+    - `rounds`: the shortest and longest prompt of each round, if they are fixed. `progress`: of the check.
 
     **Raises:** `RopeError` for a model without a tokenizer or a trained length.
     """
@@ -245,7 +249,7 @@ class OurSide:
         return True
 
     def single(self) -> list[PromptQuestion]:
-        """Return prompts of one token."""
+        """Return prompts of one token, for which no rope matters, with one prediction named ""."""
         ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[: check.ONE_TOKEN]
         return [PromptQuestion([token], {"": self._expected([token])}) for token in ids]
 
