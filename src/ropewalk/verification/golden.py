@@ -160,10 +160,6 @@ class Golden:
         """Compute the predictions of a model for every hypothesis."""
         return cls(json.loads(json.dumps(_document(side, progress or SilentProgress()))))
 
-    def write(self, path: str | Path) -> None:
-        """Write the file, completely or not at all."""
-        write_output(path, json.dumps(dict(self.document), ensure_ascii=False, allow_nan=False) + "\n")
-
     def check(
         self,
         engine: object,
@@ -351,5 +347,5 @@ def write_golden(
     check_output(path)
     with shown("verify", progress) as bar:
         golden = Golden.of(OurSide(model, **options), progress=bar)
-    golden.write(path)
+    write_output(path, json.dumps(golden.document, ensure_ascii=False, allow_nan=False) + "\n")
     return golden
