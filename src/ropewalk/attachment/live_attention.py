@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attachment.rotary import LayerTables, PerCall, Replaced, belongs_to
+from ropewalk.attachment.rotary import Calls, PerCall, Replaced, belongs_to
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
@@ -411,22 +411,17 @@ def _check_counts(layout: TokenLayout, position_ids: Tensor | None) -> None:
         )
 
 
-class CallLayouts:
-    """What the modules of an attached model share: values of the current call, and tables of cache slots.
-
-    - `seq_len`: tokens, for frequencies that depend on the length; None: the largest position of each call, plus one.
-    - `tables`: cos and sin of layers with the same tables.
-    """
+class CallLayouts(Calls):
+    """The values shared by the layers of the current call, and the tables of cache slots shared by calls."""
 
     def __init__(self) -> None:
-        self.seq_len: int | None = None
-        self.tables: dict[LayerTables, PerCall] = {}
+        super().__init__()
         self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
         self._slots: dict[Hashable, SlotTables] = {}
 
     def forget(self) -> None:
-        """Forget the last call, because a new forward begins."""
-        for value in (*self.tables.values(), self._layout, *self._bounds):
+        super().forget()
+        for value in (self._layout, *self._bounds):
             value.forget()
 
     @staticmethod
@@ -479,7 +474,7 @@ class CallLayouts:
     def __deepcopy__(self, memo: dict[int, Any]) -> CallLayouts:
         """Copy only the tables in use: all values belong to the current call."""
         made = memo[id(self)] = CallLayouts()
-        made.seq_len, made.tables = self.seq_len, copy.deepcopy(self.tables, memo)
+        made.seq_len, made.text_only, made.tables = self.seq_len, self.text_only, copy.deepcopy(self.tables, memo)
         return made
 
 

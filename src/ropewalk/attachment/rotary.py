@@ -5,22 +5,27 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attachment.probe import NEAR, Order, called_rows, is_named_rotary, takes_positions, tensors_of
+from ropewalk.attachment.probe import (
+    NEAR,
+    Order,
+    called_rows,
+    frequencies_of,
+    is_named_rotary,
+    takes_positions,
+    tensors_of,
+)
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes, is_windowed
+from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
 from ropewalk.rope.tables import text_positions
 from ropewalk.rope.values import MOST_SIZE, as_whole
 from ropewalk.rotation.embedding import RotaryEmbedding
-
-if TYPE_CHECKING:
-    from ropewalk.attachment.live_attention import CallLayouts
 
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there
 _FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
@@ -49,7 +54,7 @@ def text_config_of(model: nn.Module) -> Any:
 
 
 def positions_of(model: nn.Module, config: Any) -> ModelRopes:
-    """Return each layer's rope and sliding window from the model's config; layers without attention have neither.
+    """Return each layer's rope and window from a model's config, and from the module the factors that are learned.
 
     **Raises:** `RopeError` as `RopeConfig.from_hf`.
     """
@@ -58,30 +63,12 @@ def positions_of(model: nn.Module, config: Any) -> ModelRopes:
     if learned is not None:
         tensors = (tensors_of(one).get(learned) for one in model.modules() if belongs_to(one, config.model_type))
         alpha = next((tensor for tensor in tensors if tensor is not None), None)
-    found = ModelRopes.from_hf(config, alpha=alpha)
-    live = _live_windows(model, config.model_type)
-    # Exaone 4 has the number in every layer, and uses it by the layer's type
-    windows = (
-        live.get(layer, window) if window or label is None or is_windowed(label) else None
-        for layer, (label, window) in enumerate(zip(found.labels, found.sliding_windows, strict=True))
-    )
-    return replace(found, sliding_windows=tuple(windows))
+    return ModelRopes.from_hf(config, alpha=alpha)
 
 
 def belongs_to(module: nn.Module, model_type: str) -> bool:
     """Return whether a module was built from a config of this model_type, not for another part of the model."""
     return bool(getattr(getattr(module, "config", None), "model_type", None) == model_type)
-
-
-def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
-    """Return the `sliding_window` (or None) of each attention module with this attribute, by layer."""
-    windows: dict[int, int | None] = {}
-    for module in model.modules():
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and hasattr(module, "sliding_window") and belongs_to(module, model_type):
-            window = module.sliding_window
-            windows[layer] = window if isinstance(window, int) and window > 0 else None
-    return windows
 
 
 # --- the form of a module's tables, and ours in it
@@ -128,10 +115,7 @@ def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
             facts={"module": type(module)},
             cure="Use the model without attaching it.",
         )
-    names = [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]
-    buffers = [name.removesuffix("_inv_freq") for name in names]
-    labels = [name for name in buffers if name not in ("inv_freq", "original") and not name.endswith("_original")]
-    return tuple(labels) or (None,)
+    return tuple(label for _, label, _ in frequencies_of(module) if label) or (None,)
 
 
 def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
@@ -185,7 +169,7 @@ class LayerTables:
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return cos and sin of these positions in the form of the model's module.
 
-        `seq_len` as in `CallLayouts`: reading the largest position breaks a graph. `nudge`: as in `TablesForward`.
+        `seq_len`, `nudge`: as in `Calls`. To read the largest position breaks a compiler's graph.
         """
         positions = positions_by_axis(position_ids, self.axes)
         if self.rope is None:
@@ -210,15 +194,13 @@ class LayerTables:
 class TablesForward:
     """The forward of one rotary module, by layer type, without a reference to the module or to a tensor.
 
-    - `tables`, `text_only`: set for each `ModelRopes` of the model.
+    - `tables`: set for each `ModelRopes` of the model.
     - `own`: the module's own forward; set by `detach` if a wrapper still calls this one.
-    - `nudge`: a fraction to change every number by, up or down at random, to measure the model's rounding noise.
     """
 
-    def __init__(self, calls: CallLayouts) -> None:
+    def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self.tables: Mapping[str | None, LayerTables] = {}
-        self.text_only, self.nudge = False, 0.0
         self.own: Callable[..., Any] | None = None
 
     @torch.no_grad()
@@ -231,7 +213,7 @@ class TablesForward:
             return out
         if not torch.compiler.is_compiling():
             self.calls.forget()
-            if self.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
+            if self.calls.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
                 raise RopeError(
                     "attach: this method needs positions of plain text, equal on every axis.",
                     facts={"position_ids": position_ids},
@@ -239,7 +221,7 @@ class TablesForward:
                 )
         if layer_type not in self.tables:  # the class gets the layer type, but has one table for all
             layer_type = None
-        return self.tables[layer_type](x, position_ids, self.calls.seq_len, self.nudge)
+        return self.tables[layer_type](x, position_ids, self.calls.seq_len, self.calls.nudge)
 
 
 class PerCall:
@@ -267,10 +249,30 @@ class PerCall:
         return made
 
 
+class Calls:
+    """What the modules of an attached model share: its settings, and values of the current call.
+
+    - `seq_len`: tokens, for frequencies that depend on the length; None: the largest position of each call, plus one.
+    - `text_only`: whether positions of several axes must be equal on each.
+    - `nudge`: a fraction to change every cosine and sine by, up or down at random, to measure the rounding noise.
+    - `tables`: cos and sin of layers with the same tables.
+    """
+
+    def __init__(self) -> None:
+        self.seq_len: int | None = None
+        self.text_only, self.nudge = False, 0.0
+        self.tables: dict[LayerTables, PerCall] = {}
+
+    def forget(self) -> None:
+        """Forget the last call, because a new forward begins."""
+        for value in self.tables.values():
+            value.forget()
+
+
 class OwnTables:
     """A hook before one attention layer with a different rope than other layers of its rotary module."""
 
-    def __init__(self, tables: LayerTables, calls: CallLayouts) -> None:
+    def __init__(self, tables: LayerTables, calls: Calls) -> None:
         self.tables, self.calls, self.shared = tables, calls, calls.tables.setdefault(tables, PerCall())
 
     def __call__(

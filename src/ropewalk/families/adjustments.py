@@ -44,6 +44,11 @@ def two_streams(fields: Fields, name: str) -> Fields:
     return own
 
 
+def half_window(fields: Fields, name: str) -> Fields:
+    """ModernBERT's decoder sees only the earlier half of `local_attention`, whatever its `sliding_window` says."""
+    return {**fields, "sliding_window": (size(fields, "local_attention") or 128) // 2}
+
+
 def speech_encoder(fields: Fields, name: str) -> Fields:
     """SeamlessM4T's encoder has its own number of heads."""
     return {**fields, "num_attention_heads": size(fields, "speech_encoder_attention_heads")}

@@ -25,7 +25,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from ropewalk.families import FAMILIES
-from ropewalk.rope.scaling import YaRN
+from ropewalk.rope.scaling import YaRN, yarn_mscale
 from ropewalk.serving.engines import CONVERTER, ENGINES, TABLE
 
 
@@ -106,9 +106,9 @@ class Case:
     def own_attention(self) -> bool:
         """Return whether the factor of queries and keys in a yarn block is not 0.1 ln(factor) + 1."""
         for one in (one for one in self.blocks if one["rope_type"] == "yarn" and one.get("factor")):
-            given = {key: one.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
-            own, usual = (YaRN(one["factor"], 1, **keys).attention_factor_at(None, None) for keys in (given, {}))
-            if not math.isclose(own, usual):
+            given: dict[str, Any] = {key: one.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+            own = YaRN(one["factor"], 1, **given).attention_factor_at(None, None)
+            if not math.isclose(own, yarn_mscale(one["factor"], 1.0)):
                 return True
         return False
 

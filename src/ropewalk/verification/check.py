@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from ropewalk.progress import Progress, SilentProgress, say
 from ropewalk.serving.engines import ROPE_FLAGS
 from ropewalk.verification.engine import Engine, EngineError, NoAnswer, TooLong
 from ropewalk.verification.fit import (
-    Compared,
     Effect,
     EngineVerdict,
     HypothesisFit,
@@ -24,6 +23,7 @@ from ropewalk.verification.fit import (
     PromptFit,
     PromptQuestion,
     Prompts,
+    Side,
     Verification,
     different,
     first_difference,
@@ -31,10 +31,6 @@ from ropewalk.verification.fit import (
     lean,
     misfit,
 )
-
-if TYPE_CHECKING:
-    from ropewalk.verification.golden import Golden
-    from ropewalk.verification.verify import OurSide
 
 MAX_TOKENS = 4096  # the longest prompt by default
 FIRST, GROWTH = 192, 3  # tokens of the first round's prompts, and their growth in each further round
@@ -58,13 +54,10 @@ class Check:
 
     engine: Engine
 
-    def __init__(
-        self, side: OurSide | Golden, *, max_tokens: int = MAX_TOKENS, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, side: Side, *, max_tokens: int = MAX_TOKENS, progress: Progress | None = None) -> None:
         self.side, self.progress, self.limit = side, progress or SilentProgress(), max_tokens
         side.progress = self.progress
-        self.expected, self.up_to = side.expected, side.up_to
-        self.all: Mapping[str, Compared] = side.all
+        self.expected, self.up_to, self.all = side.expected, side.up_to, side.all
         self.first = next(iter(self.all))
         self.alive = different(self.all, self.up_to)
         self.probes: list[Probe] = []

@@ -8,14 +8,15 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ropewalk.progress import Progress
 from ropewalk.records import document
 from ropewalk.rope.values import HORIZON
 from ropewalk.statistics import t_quantile
@@ -153,6 +154,34 @@ class PromptQuestion:
 
 
 Prompts = Sequence[PromptQuestion]
+
+
+class Side(Protocol):
+    """Our side of a check, computed by a model (`OurSide`, which describes the prompts) or from a file (`Golden`).
+
+    - `model`: its name. `expected`: a description of the expected rope. `trained`, `up_to`: lengths in tokens.
+    - `all`: the hypotheses by name, the expected one first. `left_out`: those without predictions.
+    - `prefix_ids`: the ids before every text. `sample`: a text and its ids.
+    - `rounds`: the shortest and longest prompt of each round, if they are fixed. `progress`: of the check.
+    """
+
+    model: str
+    expected: str
+    trained: int
+    up_to: int
+    left_out: tuple[str, ...]
+    prefix_ids: list[int]
+    sample: tuple[str, list[int]]
+    rounds: Sequence[tuple[int, int]] | None
+    progress: Progress
+
+    @property
+    def all(self) -> Mapping[str, Compared]: ...
+    def single(self) -> Prompts: ...
+    def questions(self, number: int, span: tuple[int, int], alive: Collection[str], best: str) -> Prompts: ...
+    def shifted(self) -> Prompts: ...
+    def confirming(self, last: int) -> Prompts: ...
+    def decoding(self) -> Prompts: ...
 
 
 @dataclass(frozen=True)

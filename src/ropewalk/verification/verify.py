@@ -181,15 +181,10 @@ class Predictions:
 
 
 class OurSide:
-    """Our side of a check, computed by our own model; `Golden` has the same attributes and prompts, from a file.
+    """Our side of a check, computed by our own model; see `ropewalk.verification.fit.Side`.
 
     The options are those of `verify`. The model computes in float32, with `device_map` in the dtype of the weights if
     that is fast.
-
-    - `model`: its name. `expected`: a description of the expected rope. `trained`, `up_to`: lengths in tokens.
-    - `all`: the hypotheses by name, the expected one first. `left_out`: those without predictions.
-    - `prefix_ids`: the ids before every text. `sample`: a text and its ids.
-    - `rounds`: the shortest and longest prompt of each round, if they are fixed. `progress`: of the check.
 
     **Raises:** `RopeError` for a model without a tokenizer or a trained length.
     """
