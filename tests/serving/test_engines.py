@@ -178,7 +178,8 @@ def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.
     assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
     with pytest.raises(RopeError, match=r"copies no \.gguf file of this architecture"):
         serve_config(file, "ollama", method="yarn", target=128)
-    assert not setting_command(None, file, "yarn", target=128).endswith(".gguf")
+    assert "--rope-scale 4" in runs(setting_command(None, file, "yarn", target=128), capsys)
+    assert setting_command(None, file, "dca", target=128) == setting_command("python", file, "dca", target=128)
     scope: dict[str, Any] = {}
     exec(compile(setting_command("python", file, "dca", target=128), "lines", "exec"), scope)
     assert attachment_of(scope["model"]) is not None

@@ -9,11 +9,10 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ropewalk.attachment.config_keys import attention_keys, fields_under
+from ropewalk.attachment.config_keys import attention_keys, block_of, fields_under
 from ropewalk.checkpoints.checkpoint import Checkpoint, has_weights
 from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
 from ropewalk.checkpoints.gguf_rope import PERMUTED
@@ -266,20 +265,20 @@ class ServeConfig:
         options += [] if given in (None, self.source.stated_length) else ["--trained-length", str(given)]
         return shell_command("ropewalk", "extend", "apply", source, *options, "--out", out)
 
-    def case(self, **how: Any) -> Case:
-        """Return the rope for an engine; `how`: the fields of `Case` that say how it gets it."""
+    def with_steps(self, *steps: str, file: File | None = None, **how: Any) -> ServeConfig | RopeError:
+        """Return the plan with its commands; refuse it if the engine does not apply the rope as measured.
+
+        `how`: the fields of `Case` that say how the engine gets the rope.
+        """
         source, own = self.source, self.source.is_scaled and not self.changed
-        return Case(
+        case = Case(
             block=self.block, model_type=source.model_type, arch=source.gguf_arch or "", extends=self.changed,
             scaled=own or method_named(self.method).extends, interleaved=source.rope.interleaved,
             windowed=any(window is not None for window in source.own.sliding_windows), **how,
         )  # fmt: skip
-
-    def with_steps(self, *steps: str, file: File | None = None, **how: Any) -> ServeConfig | RopeError:
-        """Return the plan with its commands; refuse it if the engine does not apply the rope as measured."""
-        answer = applied(self.engine, self.case(**how))
+        answer = applied(self.engine, case)
         if answer.state == "unknown":
-            tried = self.apply(Path(self.source.given), "longer")
+            tried = self.apply(Path(source.given), "longer")
             cure = f"Leave out --method, or try it: {tried}; ropewalk verify longer --engine {self.engine}"
             return _refused(str(answer.reason), cure)
         if answer.state == "lost":
@@ -453,9 +452,7 @@ def _llama_flags(bare: ServeConfig) -> list[str] | None:
     row = ARCHITECTURES.get(source.gguf_arch or "")
     if row is None or not row.scales_by_flags or source.rope.scaling is not None or len(ropes) > 1:
         return None
-    block: dict[str, Any] = {}
-    with suppress(RopeError):  # no name for the rule
-        block = ropes.pop().to_hf()
+    block = block_of(ropes.pop()) or {}  # no name for the rule
     known = {"partial_rotary_factor", *(key for key, _ in ROPE_KEYS.values())}
     if block.get("rope_type") not in ("default", "linear", "yarn") or not block.keys() <= known:
         return None

@@ -226,9 +226,9 @@ def setting_command(
 ) -> str:
     """Return the shell command, or the lines of Python, that set a method.
 
-    `engine`: one of `RUNNERS`, or None to write a folder or file for any; Python if no .gguf file expresses the method.
-    `record`: the doctor's file with method and lengths. Lengths are in tokens: `trained_length`, if it had to be given;
-    `length` to state, if below the target.
+    `engine`: one of `RUNNERS`, or None to write a folder or file for any; if no .gguf file expresses the method, its
+    flags in llama.cpp, or Python. `record`: the doctor's file with method and lengths. Lengths are in tokens:
+    `trained_length`, if it had to be given; `length` to state, if below the target.
 
     >>> setting_command(None, "tiny", "yarn", target=1024)
     'ropewalk extend apply tiny --method yarn --target 1024 --out tiny-1024'
@@ -243,9 +243,11 @@ def setting_command(
     name = str(place.absolute()) if place.exists() else str(model)
     ending = ""
     if engine is None and place.suffix == ".gguf" and place.is_file():
-        source = Served.open(place, trained_length)
-        keys = gguf_keys(source, method, Reach(source.trained, target if extends else source.trained))
-        engine, ending = (None, ".gguf") if isinstance(keys, GGUFRope) else ("python", "")
+        source, ending = Served.open(place, trained_length), ".gguf"
+        reach = Reach(source.trained, target if extends else source.trained)
+        if not isinstance(gguf_keys(source, method, reach), GGUFRope):
+            flags = isinstance(serving_plan(source, "llama.cpp", method, reach), ServeConfig)
+            engine = "llama.cpp" if flags else "python"
     if engine == "python":
         return _python(name, method, target if extends else None, trained_length)
     chosen = ["--method", method, *(["--target", str(target)] if extends else [])]

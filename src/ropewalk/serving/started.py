@@ -50,6 +50,17 @@ _LOST = {
 _THETAS = {"qwen2": 1e6, "qwen3": 1e6, "exaone4": 1e6, "ernie4_5_moe": 5e5, "falcon_h1": 1e11}
 """vLLM's theta for a block without one, if it is not 10,000 (`set_default_rope_theta` in models/*.py of 0.32.0)."""
 _ORDER = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")  # SGLang's
+_MLX_READS = (
+    "exaone_moe", "gemma4_text", "glm_moe_dsa", "granitemoehybrid", "laguna", "lfm2", "lfm2_moe", "minimax_m3_vl",
+    "ministral3", "mistral4", "olmo_hybrid", "qwen3", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
+"""The language models of which mlx-lm reads `rope_parameters`; of others `rope_theta` and `rope_scaling` only."""
+_MLX_THETAS = {
+    "llama": 1e4, "mistral": 1e4, "qwen2": 1e6, "qwen2_moe": 1e6, "mixtral": 1e6, "gemma": 1e4, "gemma2": 1e4,
+    "gemma3_text": 1e6, "phi3": 1e4, "olmo2": 1e4, "cohere": 8e6, "cohere2": 5e4, "starcoder2": 1e5, "seed_oss": 1e4,
+    "gpt_oss": 1.5e5,
+}  # fmt: skip
+"""mlx-lm's theta without `rope_theta`; a class that is not here does not load."""
 
 
 def _fault(code: str, message: str, cure: str, severity: Severity = "error") -> Finding:
@@ -199,8 +210,29 @@ def config_length(engine: str, config: Mapping[str, Any], *, longest: bool = Fal
 
 
 def _mlx(command: EngineCommand, opened: Checkpoint) -> Read:
-    """Return the checkpoint as its config states it: mlx-lm has no options for it, and no limit of the length."""
-    return dataclasses.replace(opened, config=_as_loaded(opened.config)), math.inf, []
+    """Return the checkpoint as mlx-lm reads its config; it has no limit of the length."""
+    findings, config = list[Finding](), copy.deepcopy(dict(opened.config))
+    text = text_of(config)
+    model_type, block = str(text.get("model_type", "")), text.get("rope_parameters") or {}
+    if block and model_type not in _MLX_READS:
+        text.pop("rope_parameters")
+        stated, theta = block.get("rope_theta", 1e4), _MLX_THETAS.get(model_type)
+        if text.setdefault("rope_theta", theta or stated) != stated or theta is None:
+            effect = f"theta is {theta:,.10g}, its class's default" if theta else "its class does not load without one"
+            told = f"`rope_theta` in `rope_parameters`: mlx-lm does not read it for {model_type}, and {effect}."
+            findings.append(_fault("theta", told, "Write `rope_theta` next to the block too."))
+        if block.get("rope_type", "default") != "default" and not text.get("rope_scaling"):
+            told = f"`rope_parameters`: mlx-lm's class of {model_type} reads only `rope_scaling` and `rope_theta`."
+            findings.append(_idle(told, "Write the block as `rope_scaling` too."))
+    for name in ("rope_scaling", "rope_parameters"):
+        read = dict(text.get(name) or {})
+        for key in ("attention_factor", "truncate"):
+            if key in read and read.get("rope_type", read.get("type")) == "yarn":
+                findings.append(_idle(f"`{key}`: mlx-lm's YaRN does not read it."))
+            read.pop(key, None)
+        text[name] = read or None
+    ropes = ModelRopes.from_hf(config, alpha=opened.alpha)
+    return dataclasses.replace(opened, config=_as_loaded(config), ropes=ropes), math.inf, findings
 
 
 def _factor(command: EngineCommand) -> float | None:

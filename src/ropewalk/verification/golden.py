@@ -26,7 +26,7 @@ from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.rope.values import HORIZON
 from ropewalk.verification.adapters import LOCAL, open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
-from ropewalk.verification.engine import WAIT, NextTokens
+from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.fit import (
     Compared,
     Prediction,
@@ -165,16 +165,15 @@ class Golden:
         engine: object,
         *,
         model: str | Path | None = None,
-        served_name: str | None = None,
-        wait: float = WAIT,
         max_tokens: int = MAX_TOKENS,
         progress: Progress | bool | None = None,
+        **options: Any,
     ) -> Verification:
         """Determine which rotary embedding an engine applies, without weights.
 
         **Arguments:**
         - `engine`: as for `verify`. Those that are started here need `model`.
-        - `served_name`, `wait`, `max_tokens`, `progress`: as for `verify`.
+        - `max_tokens`, `progress`, `options`: as for `verify` (`served_name`, `wait`).
 
         **Raises:** `RopeError` as `verify`.
         """
@@ -185,8 +184,8 @@ class Golden:
                 facts={"engine": engine},
                 cure="Also pass the checkpoint, or pass the URL of a running server.",
             )
-        options: dict[str, Any] = {"served_name": served_name, "wait": wait, "max_tokens": max_tokens}
-        with open_engine(engine, model or "", self, **options) as opened, shown("verify", progress) as bar:
+        opening = open_engine(engine, model or "", self, max_tokens=max_tokens, **options)
+        with opening as opened, shown("verify", progress) as bar:
             verification = Check(self, max_tokens=max_tokens, progress=bar).run(opened)
         return replace(verification, seconds=time.monotonic() - begun)
 
