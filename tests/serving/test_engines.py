@@ -57,30 +57,26 @@ PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4}
     ("engine", "model_type", "block", "told", "not_told"),
     [
         *(("vllm", name, MSCALES, "", "ignored") for name in ("deepseek_v3", "kimi_k2", "deepseek_v4", "llama")),
-        ("vllm", "ministral3", {**FAR, QUERIES: 0.1}, QUERIES, ""),
         ("vllm", "ministral3", FAR, QUERIES, ""),  # the class's own number is 0.1
         ("vllm", "ministral3", {**FAR, QUERIES: 0.0}, "", QUERIES),  # Mistral Medium 3.5: nothing is lost
         ("vllm", "gpt_oss", {**RULES["longrope"], "beta_fast": 32.0}, "builds yarn", ""),
         ("vllm", "gpt_oss", {**RULES["default"], "beta_fast": 32.0}, "builds yarn", ""),
         ("sglang", "gpt_oss", {**RULES["longrope"], "beta_fast": 32.0}, "", "its "),
-        ("vllm", "deepseek_v3", RULES["longrope"], "DeepSeek's yarn", ""),
         ("vllm", "kimi_k2", RULES["longrope"], "DeepSeek's yarn", ""),
         ("sglang", "deepseek_v2", RULES["linear"], "deepseek_yarn", ""),
         ("sglang", "glm4_moe_lite", RULES["linear"], "deepseek_yarn", ""),
         ("transformers", "deepseek_v2", RULES["linear"], "", "its "),
-        ("llama.cpp", "cohere", RULES["linear"], "removes the scaling", ""),
         ("llama.cpp", "granite", RULES["llama3"], "", "llama.cpp's converter"),
         ("sglang", "gemma4_text", FAR, "only the rope_type", ""),
         ("vllm", "gemma4_text", PROPORTIONAL, "", "its "),
         ("vllm", "llama", PROPORTIONAL, "", "its "),
         ("sglang", "llama", PROPORTIONAL, "rotate every pair", ""),
-        ("sglang", "ministral3", RULES["longrope"], "original length", ""),
     ],
 )
 def test_classes_of_an_engine_that_change_the_rule(
     engine: str, model_type: str, block: dict[str, Any], told: str, not_told: str
 ) -> None:
-    """As their sources say, which DEVIATIONS cites: the reason if the rope is lost, and the caveats."""
+    """What answers.csv has no config for: the reason if the rope is lost, and the caveats."""
     answer = applied(engine, Case(block=block, model_type=model_type, converted=True))
     text = " ".join([str(answer.reason), *(one.text for one in answer.caveats)])
     assert told in text

@@ -387,7 +387,7 @@ class Check:
         if self.first in left and (self.all[best].minor or self._effect(self.first, best).hidden):
             best, left = self.first, left - {self.first} | {best}
         hidden = {name for name in left if self.all[name].minor or self._hidden(name, best)}
-        order = (best, *sorted(left, key=lambda name: misfit(self.probes, name)))
+        order = (best, *sorted(filter(left.__contains__, self.all), key=lambda name: misfit(self.probes, name)))
         named = tuple(self.expected if name == self.first else name for name in order)
         error, allowed = misfit(self.probes, best), self._allowed
         if error > allowed or self._moved(best):
