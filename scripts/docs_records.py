@@ -405,10 +405,10 @@ def served(name: str) -> list[str]:
     """Return for each engine of TITLES whether it runs a method: yes, yes with a caveat of its own (\\*), or no."""
     from ropewalk.serving.serve import serve_config
 
-    cells = []
+    cells, method = [], "plain" if METHODS[name].crops else name  # the client crops
     for engine in TITLES:
         try:
-            settings = serve_config("tiny", engine, method=name, target=1024 if METHODS[name].extends else None)
+            settings = serve_config("tiny", engine, method=method, target=1024 if METHODS[name].extends else None)
         except RopeError:
             cells.append("no")
             continue

@@ -26,9 +26,8 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import Reach
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.serving.applying import with_keys
-from ropewalk.serving.plan import serving_plan
-from ropewalk.serving.served import Served, text_of
+from ropewalk.serving.plan import Served, serving_plan, text_of
+from ropewalk.serving.serve import with_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "benchmarks" / "results" / "engine-tables.json"

@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.attachment.config_keys import fields_under
-from ropewalk.attachment.tables import LayerTables
+from ropewalk.attachment.rotary import LayerTables, belongs_to
 from ropewalk.methods import METHODS, Reach
 from ropewalk.methods.faulty_rules import ScaledLogits
-from ropewalk.rope.model_ropes import ModelRopes
+from ropewalk.rope.model_ropes import ModelRopes, is_windowed
 from tests.attachment.families import outputs_of, quantized, small_model
 from tests.parity import causal
 
@@ -153,10 +153,11 @@ def test_a_saved_model_is_the_attached_one(tmp_path, name, method):
 
 
 @pytest.mark.thorough
-def test_a_class_takes_the_keys_of_a_method():
-    """transformers builds the config that any method writes into config.json, of every causal family."""
+def test_every_causal_family():
+    """transformers builds the config that any method writes, and each layer has the window that its config states."""
     for name in causal.causal_families():
-        config = causal.small_model(name).config.get_text_config(decoder=True)
+        model = causal.small_model(name)
+        config = model.config.get_text_config(decoder=True)
         try:
             own = ModelRopes.from_hf(config)
         except rw.RopeError:  # no rotation to change
@@ -165,6 +166,12 @@ def test_a_class_takes_the_keys_of_a_method():
             found = fields_under(config.to_dict(), own, method, Reach(64, 256))
             if isinstance(found, dict):
                 type(config)(**{**config.to_dict(), **found})
+        for module in model.modules():
+            layer = getattr(module, "layer_idx", None)
+            if isinstance(layer, int) and hasattr(module, "sliding_window") and belongs_to(module, config.model_type):
+                window = own.sliding_windows[layer]
+                if window or is_windowed(own.labels[layer] or "sliding"):  # others have the number, and do not use it
+                    assert (window or 0) == max(module.sliding_window or 0, 0), (name, layer)
 
 
 @pytest.mark.parametrize("method", ["as-is", "plain"])

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, DeepseekV4Config
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of
-from ropewalk.attachment.tables import PerCall, TablesForward
+from ropewalk.attachment.rotary import PerCall, TablesForward
 from ropewalk.rope.model_ropes import ModelRopes
 from tests.attachment.families import ALL, outputs_of, small_model
 

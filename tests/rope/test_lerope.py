@@ -262,7 +262,7 @@ def test_a_method_changes_the_indexer_with_the_attention(family):
     _, before = run(model, ids)
     handle = rw.attach(model, "yarn", target=16_384)
     logits, picked = run(model, ids)
-    fields = handle.rope_fields()
+    fields = handle._written_fields()
     handle.detach()
     changed = sparse_model(family, **fields)
     assert changed.config.rope_parameters["rope_type"] == "yarn"

@@ -16,8 +16,8 @@ from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach, main_rope
 from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving.engines import read_command
+from ropewalk.serving.plan import Served
 from ropewalk.serving.serve import serve_config
-from ropewalk.serving.served import Served
 from ropewalk.serving.started import config_length, started
 from tests.checkpoints.test_gguf_architectures import header
 from tests.cli.doctor_runs import run_command
@@ -295,9 +295,6 @@ def test_the_right_line_starts_the_same_program(file: Path, tmp_path: Path) -> N
     (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": tables.yarn(4096, rope_theta=5e5)}))
     *_, line = started(f"mlx_lm generate --model {folder} --prompt hello").line
     assert line == "mlx_lm.generate --model longer --prompt hello"
-    gemma = {"model_type": "gemma2", "rope_theta": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
-    (folder / "config.json").write_text(json.dumps(fixture("gemma_2_2b") | gemma))
-    assert "not-applied" in codes(started(f"mlx_lm.server --model {folder}"))
 
 
 @pytest.mark.parametrize(

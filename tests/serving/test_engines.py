@@ -16,24 +16,21 @@ import transformers
 from safetensors.torch import save_file
 from transformers import DeepseekV4Config
 
-from ropewalk import RopeConfig
 from ropewalk.attachment import attachment_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.prepare import _engines
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
-from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving import apply
 from ropewalk.serving.applied import DEVIATIONS, Case, applied
 from ropewalk.serving.engines import CONVERTER, ENGINES, TABLE
-from ropewalk.serving.plan import serving_plan
+from ropewalk.serving.plan import Served, serving_plan
 from ropewalk.serving.serve import serve_config, setting_command
-from ropewalk.serving.served import Served
 from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
 from tests.checkpoints.random_models import FAMILIES, folder_of, random_model
 from tests.cli.doctor_runs import run_command
 from tests.models.material import gguf_of
-from tests.serving.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
+from tests.serving.material import TARGET, TRAINED, checkpoint, extended, token_ids
 
 TINY, LONG, SHORTER = 256, 1024, 768
 
@@ -60,30 +57,26 @@ PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4}
     ("engine", "model_type", "block", "told", "not_told"),
     [
         *(("vllm", name, MSCALES, "", "ignored") for name in ("deepseek_v3", "kimi_k2", "deepseek_v4", "llama")),
-        ("vllm", "ministral3", {**FAR, QUERIES: 0.1}, QUERIES, ""),
         ("vllm", "ministral3", FAR, QUERIES, ""),  # the class's own number is 0.1
         ("vllm", "ministral3", {**FAR, QUERIES: 0.0}, "", QUERIES),  # Mistral Medium 3.5: nothing is lost
         ("vllm", "gpt_oss", {**RULES["longrope"], "beta_fast": 32.0}, "builds yarn", ""),
         ("vllm", "gpt_oss", {**RULES["default"], "beta_fast": 32.0}, "builds yarn", ""),
         ("sglang", "gpt_oss", {**RULES["longrope"], "beta_fast": 32.0}, "", "its "),
-        ("vllm", "deepseek_v3", RULES["longrope"], "DeepSeek's yarn", ""),
         ("vllm", "kimi_k2", RULES["longrope"], "DeepSeek's yarn", ""),
         ("sglang", "deepseek_v2", RULES["linear"], "deepseek_yarn", ""),
         ("sglang", "glm4_moe_lite", RULES["linear"], "deepseek_yarn", ""),
         ("transformers", "deepseek_v2", RULES["linear"], "", "its "),
-        ("llama.cpp", "cohere", RULES["linear"], "removes the scaling", ""),
         ("llama.cpp", "granite", RULES["llama3"], "", "llama.cpp's converter"),
         ("sglang", "gemma4_text", FAR, "only the rope_type", ""),
         ("vllm", "gemma4_text", PROPORTIONAL, "", "its "),
         ("vllm", "llama", PROPORTIONAL, "", "its "),
         ("sglang", "llama", PROPORTIONAL, "rotate every pair", ""),
-        ("sglang", "ministral3", RULES["longrope"], "original length", ""),
     ],
 )
 def test_classes_of_an_engine_that_change_the_rule(
     engine: str, model_type: str, block: dict[str, Any], told: str, not_told: str
 ) -> None:
-    """As their sources say, which DEVIATIONS cites: the reason if the rope is lost, and the caveats."""
+    """What answers.csv has no config for: the reason if the rope is lost, and the caveats."""
     answer = applied(engine, Case(block=block, model_type=model_type, converted=True))
     text = " ".join([str(answer.reason), *(one.text for one in answer.caveats)])
     assert told in text
@@ -181,7 +174,8 @@ def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.
     assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
     with pytest.raises(RopeError, match=r"copies no \.gguf file of this architecture"):
         serve_config(file, "ollama", method="yarn", target=128)
-    assert not setting_command(None, file, "yarn", target=128).endswith(".gguf")
+    assert "--rope-scale 4" in runs(setting_command(None, file, "yarn", target=128), capsys)
+    assert setting_command(None, file, "dca", target=128) == setting_command("python", file, "dca", target=128)
     scope: dict[str, Any] = {}
     exec(compile(setting_command("python", file, "dca", target=128), "lines", "exec"), scope)
     assert attachment_of(scope["model"]) is not None
@@ -252,16 +246,13 @@ def test_one_answer(
 
 
 def test_what_does_not_change_needs_no_override(tmp_path: Path) -> None:
-    """`plain` of an unscaled model; a scaled one needs it. `crop` is served plain, and says what the client does."""
+    """`plain` of an unscaled model; a scaled one needs it."""
     assert "override" not in serve_config("tiny", "vllm", method="plain").steps[0]
     block = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": TRAINED}
     scaled = checkpoint(tmp_path / "scaled", rope_parameters=block, max_position_embeddings=TARGET)
     plain = serve_config(scaled, "vllm", method="plain", trained_length=TRAINED)
     assert '"rope_type": "default"' in plain.steps[0]
     assert plain.length == TRAINED
-    cropped = serve_config("tiny", "vllm", method="crop")
-    assert cropped.length == TINY
-    assert "last 256 tokens" in str(cropped.note)
 
 
 def test_the_script_for_transformers_is_run(tmp_path: Path) -> None:
@@ -378,26 +369,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
         serve_config(tmp_path / "v4", "vllm", method="yarn", target=256)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
-def test_a_file_for_an_engine_that_loads_folders(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first step, with the user's path, method and target, is run: it writes the folder that the next serves."""
-    (tmp_path / "a folder").mkdir()
-    gguf_of(checkpoint(tmp_path / "source"), tmp_path / "a folder" / "x.gguf")
-    monkeypatch.chdir(tmp_path)
-    found = serve_config("a folder/x.gguf", engine, method="yarn", target=TARGET, length=48)
-    words = shlex.split(found.steps[0])
-    assert words[:4] == ["ropewalk", "extend", "apply", "a folder/x.gguf"]
-    assert run_command(*words[1:]) == 0, capsys.readouterr().err
-    written = json.loads((tmp_path / "longer" / "config.json").read_text())
-    assert written["rope_parameters"] == found.block
-    assert written["max_position_embeddings"] == found.length == 48
-    told = found.steps[1] if engine != "transformers" else (found.file or ("", ""))[1]
-    assert "longer" in told
-    assert "override" not in told
-    assert same_rope(
-        RopeConfig.from_hf(written),
-        METHODS["yarn"].rope(RopeConfig.from_hf(tmp_path / "source"), REACH),
-        [1, TRAINED, TARGET],
-    )
+@pytest.mark.parametrize("engine", [name for name, one in TABLE.items() if one.program and not one.gguf])
+def test_a_file_for_an_engine_that_loads_folders(engine: str, tmp_path: Path) -> None:
+    """Refused with the engines that load it; no folder is written of it."""
+    file = gguf_of(checkpoint(tmp_path / "source"), tmp_path / "x.gguf")
+    for method, target in (("as-is", None), ("yarn", TARGET)):
+        with pytest.raises(RopeError, match=r"not by a \.gguf file") as refused:
+            serve_config(file, engine, method=method, target=target)
+        assert "llama.cpp, ollama" in refused.value.cure
+        for place in ("folder", "new.json"):
+            with pytest.raises(RopeError, match="only another one is written"):
+                apply(file, tmp_path / place, method=method, target=target)

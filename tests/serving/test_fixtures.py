@@ -18,8 +18,8 @@ from ropewalk.attachment import attach
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
 from ropewalk.serving.engines import ENGINES
-from ropewalk.serving.serve import ServeConfig, serve_config
-from ropewalk.serving.served import Served
+from ropewalk.serving.plan import ServeConfig, Served
+from ropewalk.serving.serve import serve_config
 from tests.checkpoints.random_models import folder_of, random_model
 from tests.serving.material import QWEN
 

@@ -148,32 +148,28 @@ def chat(*entries):
 A, B = {"id": 1, "logprob": -1.0}, {"id": 2, "logprob": -2.0}
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["<html>", "", "null", "5", "[" * 100_000, '{"a":' * 100_000, {"choices": None}, {"choices": [None]},
-     {"choices": {}}, {"choices": []}, {"choices": [5]}, {"choices": [{"text": "a", "logprobs": None}]},
-     {"choices": [{"logprobs": 5}]},
-     {"choices": [{"logprobs": {"content": {}}}]}, {"choices": [{"logprobs": {"content": [None]}}]},
-     {"choices": [{"logprobs": {"top_logprobs": [None]}}]}, chat(), chat(A)],
+NONE = (
+    "<html>", "", "null", "5", "[" * 100_000, '{"a":' * 100_000, {"choices": None}, {"choices": [None]},
+    {"choices": {}}, {"choices": []}, {"choices": [5]}, {"choices": [{"text": "a", "logprobs": None}]},
+    {"choices": [{"logprobs": 5}]}, {"choices": [{"logprobs": {"content": {}}}]},
+    {"choices": [{"logprobs": {"content": [None]}}]}, {"choices": [{"logprobs": {"top_logprobs": [None]}}]},
+    chat(), chat(A),
 )  # fmt: skip
-def test_no_log_probabilities(ours, content):
-    """Whatever the answer is instead, it is one message."""
+MALFORMED = (
+    None, 5, {}, {"id": 3}, {"id": 3, "logprob": None}, {"id": 3, "logprob": "-1"}, {"id": 3, "logprob": -math.inf},
+    {"id": 3, "logprob": math.nan}, {"id": 3, "logprob": True}, {"id": 3, "logprob": 10**400},
+    {"id": 3, "logprob": 5.0}, {"id": -3, "logprob": -1.0}, {"id": 3.0, "logprob": -1.0},
+    {"token": "token_id:x", "logprob": -1.0}, {"token": 5, "logprob": -1.0},
+    {"token": "no such text", "logprob": math.nan},
+)  # fmt: skip
+UNUSABLE = [*((one, "returns no log-prob") for one in NONE), *((chat(A, B, one), "malformed") for one in MALFORMED)]
+
+
+@pytest.mark.parametrize(("content", "words"), UNUSABLE)
+def test_unusable_answers(ours, content, words):
+    """No log-probabilities, a value that is no finite number, or a token that is no id, next to whatever else."""
     with serving(ours, lambda path, body, headers: (200, content)) as url:
-        assert "returns no log-probabilities" in failing(url, ours, model="m")
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [None, 5, {}, {"id": 3}, {"id": 3, "logprob": None}, {"id": 3, "logprob": "-1"}, {"id": 3, "logprob": -math.inf},
-     {"id": 3, "logprob": math.nan}, {"id": 3, "logprob": True}, {"id": 3, "logprob": 10**400},
-     {"id": 3, "logprob": 5.0},     {"id": -3, "logprob": -1.0}, {"id": 3.0, "logprob": -1.0},
-     {"token": "token_id:x", "logprob": -1.0},
-     {"token": 5, "logprob": -1.0}, {"token": "no such text", "logprob": math.nan}],
-)  # fmt: skip
-def test_a_malformed_log_probability(ours, entry):
-    """A value that is no finite number and a token that is no id are refused, whatever stands next to them."""
-    with serving(ours, lambda path, body, headers: (200, chat(A, B, entry))) as url:
-        assert "malformed" in failing(url, ours, model="m")
+        assert words in failing(url, ours, model="m")
 
 
 @pytest.mark.parametrize(("generated", "numbers", "kept"), [({}, 21, 20), ({"id": 3}, 6, 6), ({"id": 5}, 6, 5)])

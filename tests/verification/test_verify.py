@@ -74,6 +74,8 @@ def test_not_told_apart_for_want_of_length(small, verify):
     assert found.verdict.kind == "undecided"
     assert found.exit_status == 3
     assert "positions held at 256" in found.verdict.not_told_apart
+    named = [one.name for one in found.hypotheses if one.name in found.verdict.not_told_apart]
+    assert list(found.verdict.not_told_apart) == named, "of equal misfit, in the order of the hypotheses"
     assert found.verdict.needs_tokens == 257 + 96
     assert "needs prompts of up to 353 tokens" in str(found)
     assert verify(small, OurEngine(small), up_to=400, max_tokens=353).exit_status == 0

@@ -50,7 +50,7 @@ def fields_under(
     record = method_named(method)
     if not record.extends and (record.keeps_own or all(rope.as_trained() == rope for rope in own.present_ropes)):
         pairs = zip(own.labels, own.ropes, strict=True)
-        blocks = {str(label): _block(rope) or {"rope_type": "default"} for label, rope in pairs if rope}
+        blocks = {str(label): block_of(rope) or {"rope_type": "default"} for label, rope in pairs if rope}
         main, stated = main_rope(own.ropes), fields.get("rope_parameters") or {}
         if main is None:
             return "the model has no rope"
@@ -69,7 +69,7 @@ def fields_under(
         return error.reason
 
 
-def _block(rope: RopeConfig) -> dict[str, Any] | None:
+def block_of(rope: RopeConfig) -> dict[str, Any] | None:
     """Return the block of a rope; None if transformers has no rule for its frequencies."""
     try:
         return rope.to_hf()
@@ -125,7 +125,7 @@ def rope_fields(
     lengths = compared_lengths(trained or 2048, target or 2 * (trained or 2048))
     maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
     # named rules first, then divisors: Phi-3's class takes no other rule, and requires the fraction, also if it is 1.0
-    named = {label: _block(rope) for label, rope in ropes.items()}
+    named = {label: block_of(rope) for label, rope in ropes.items()}
     named = {label: block if block and block["rope_type"] != "longrope" else None for label, block in named.items()}
     divided = {
         label: named[label] if rope.scaling is None else longrope_block(rope, trained or 0, target or trained or 0)
@@ -158,13 +158,11 @@ def _describes(
         if kind == "phimoe" and block["rope_type"] == "longrope" and "short_mscale" not in block:
             return False
     try:
-        ropes = ModelRopes.from_hf(fields).by_type
+        read = ModelRopes.from_hf(fields)
     except RopeError:
         return False
-    rotating = {rope for rope in ropes.values() if rope is not None}
-    only = rotating.pop() if len(rotating) == 1 else None
-    pairs = [(rope, ropes.get(label, ropes.get(None)) or only) for label, rope in wanted.items()]
+    pairs = [(one, read.of_label(label)) for label, one in wanted.items()]
     return all(
-        one and other and one.interleaved == other.interleaved and same_rope(one, other, lengths)
-        for one, other in pairs
+        one and len(found) == 1 and one.interleaved == found[0].interleaved and same_rope(one, found[0], lengths)
+        for one, found in pairs
     )

@@ -6,6 +6,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +25,10 @@ from ropewalk.attachment.live_attention import (
     replace_attention,
 )
 from ropewalk.attachment.rotary import (
+    OwnTables,
     Replaced,
     Tables,
+    TablesForward,
     fresh,
     plan_layers,
     positions_of,
@@ -34,7 +37,6 @@ from ropewalk.attachment.rotary import (
     text_config_of,
     was_cast,
 )
-from ropewalk.attachment.tables import OwnTables, TablesForward
 from ropewalk.errors import RopeError, check_kind, library_errors
 from ropewalk.imports import need
 from ropewalk.methods import Method, Reach, method_named, settled_by_length, trained_length_of, why_no_effect
@@ -47,48 +49,31 @@ _MARK = "_ropewalk_attachment"
 STATED = "attached_method"  # key of config.json: the method of a saved model that no rope in a config is
 
 
-class SavePretrained:
-    """The `save_pretrained` of an attached model, or of a model inside it."""
+def save_attached(model: nn.Module, *args: Any, **options: Any) -> Any:
+    """Save as the model's class does, with the method in config.json: its rope, or its name for `attach`.
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    It is the `save_pretrained` of an attached model, and of a model inside it.
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        """Save as the model's class does, with the method in config.json: its rope, or its name for `attach`.
-
-        **Raises:** `RopeError` for positions of `set_positions` that config.json cannot express, and warns for such a
-        method.
-        """
-        handle, save = attachment_of(self.model), type(self.model).save_pretrained  # type: ignore[attr-defined]
-        if handle is None:  # after `detach` a shallow copy of the model keeps this function
-            return save(self.model, *args, **options)
-        config, fields = handle._config, _written_fields(handle)
-        before = {name: getattr(config, name) for name in (*fields, STATED) if hasattr(config, name)}
-        vars(config).pop(STATED, None)
-        try:
-            for name, value in fields.items():
-                setattr(config, name, value)
-            cure = "Restore the config that the model was built with, and check the folder."
-            facts = {"model": type(self.model).__name__}
-            with library_errors("save_pretrained: transformers cannot save the model.", facts=facts, cure=cure):
-                return save(self.model, *args, **options)
-        finally:
-            vars(config).pop(STATED, None)
-            for name, value in before.items():
-                setattr(config, name, value)
-
-
-def _written_fields(handle: Attachment) -> dict[str, Any]:
-    """Return the keys of config.json for an attached model: those of its ropes, or its method for `attach`."""
+    **Raises:** `RopeError` for positions of `set_positions` that config.json cannot express, and warns for such a
+    method.
+    """
+    handle, save = attachment_of(model), type(model).save_pretrained  # type: ignore[attr-defined]
+    if handle is None:  # after `detach` a shallow copy of the model keeps this function
+        return save(model, *args, **options)
+    config, fields = handle._config, handle._written_fields()
+    before = {name: getattr(config, name) for name in (*fields, STATED) if hasattr(config, name)}
+    vars(config).pop(STATED, None)
     try:
-        return handle.rope_fields()
-    except RopeError as error:
-        positions, stated = handle._stated or (None, None)
-        if handle.positions != positions:
-            raise
-        again = "Other programs run the saved model without it. After loading, rw.attach(model) applies it again."
-        warnings.warn(f"{error.rule} {again}", stacklevel=3)
-        return {STATED: stated}
+        for name, value in fields.items():
+            setattr(config, name, value)
+        cure = "Restore the config that the model was built with, and check the folder."
+        facts = {"model": type(model).__name__}
+        with library_errors("save_pretrained: transformers cannot save the model.", facts=facts, cure=cure):
+            return save(model, *args, **options)
+    finally:
+        vars(config).pop(STATED, None)
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
 class Attachment:
@@ -212,23 +197,28 @@ class Attachment:
         """Keep what the short forwards of a copy of this model showed: the rotated features, and the rounding noise."""
         self._slice, self._noise = other._slice, other._noise
 
-    def rope_fields(self) -> dict[str, Any]:
-        """Return the config's keys for the current ropes; empty if they are the config's own.
+    def _written_fields(self) -> dict[str, Any]:
+        """Return the keys of config.json: those of the current ropes, none if they are its own, or the method's name.
 
-        **Raises:** `RopeError` if config.json cannot express them.
+        **Raises:** `RopeError` if config.json cannot express the positions, and they are not those of the method.
         """
-        method = self.method
+        method, (positions, stated) = self.method, self._stated or (None, None)
         if self.positions == self.own and (method is None or not method.extends):
             return {}
         found = rope_fields(self._config.to_dict(), self.own, self.positions, method=method, target=self.target)
         if isinstance(found, dict):
             return found
-        raise RopeError(
-            f"save_pretrained: {'these positions' if method is None else f'`{method.name}`'} cannot be written into a "
-            f"config.json: {found}.",
-            facts={"nearest that can be": "plain" if method is None else method.nearest},
-            cure="Detach the model first; attaching did not change its weights.",
-        )
+        what = "these positions" if method is None else f"`{method.name}`"
+        rule = f"save_pretrained: {what} cannot be written into a config.json: {found}."
+        if self.positions != positions:
+            raise RopeError(
+                rule,
+                facts={"nearest that can be": "plain" if method is None else method.nearest},
+                cure="Detach the model first; attaching did not change its weights.",
+            )
+        again = "Other programs run the saved model without it. After loading, rw.attach(model) applies it again."
+        warnings.warn(f"{rule} {again}", stacklevel=3)
+        return {STATED: stated}
 
     def __enter__(self) -> Attachment:
         return self
@@ -278,8 +268,9 @@ class Attachment:
         if not self._undo:
             self._replace_forwards()
         self.positions = positions
+        self._layouts.text_only = plan.text_only
         for forward, tables in zip(self._forwards, plan.tables, strict=True):
-            forward.tables, forward.text_only = tables, plan.text_only
+            forward.tables = tables
         for layer, of_layer in plan.overrides.items():
             hook = OwnTables(of_layer, self._layouts)
             self._undo_layers.append(layers[layer].register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -303,7 +294,7 @@ class Attachment:
         whole = need("transformers", extra="transformers").PreTrainedModel
         for module in self.model.modules():  # not peft's wrapper, which writes adapters and no config of the model
             if isinstance(module, whole) and text_config_of(module) is self._config:
-                self._undo.append(Replaced(module, "save_pretrained", SavePretrained(module)).restore)
+                self._undo.append(Replaced(module, "save_pretrained", partial(save_attached, module)).restore)
 
     def _matching_slice(self, positions: ModelRopes) -> Slice:
         """Return the rotated features of a head: under a neutral extension the model must agree with itself."""
@@ -369,12 +360,10 @@ class Attachment:
             moved = []
             try:
                 for nudge in sizes:
-                    for forward in self._forwards:
-                        forward.nudge = nudge
+                    self._layouts.nudge = nudge
                     moved.append(typical_difference(own, self._short_forward()))
             finally:
-                for forward in self._forwards:
-                    forward.nudge = 0.0
+                self._layouts.nudge = 0.0
             self._noise = moved[0] if len(moved) == 1 or moved[0] > moved[1] / 8 else 0.0
         return self._noise
 

@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropewalk.attachment.rotary import Replaced, belongs_to
-from ropewalk.attachment.tables import Calls, PerCall
+from ropewalk.attachment.rotary import Calls, PerCall, Replaced, belongs_to
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
 from ropewalk.attention.remap import Remap, attend_remapped
@@ -475,7 +474,7 @@ class CallLayouts(Calls):
     def __deepcopy__(self, memo: dict[int, Any]) -> CallLayouts:
         """Copy only the tables in use: all values belong to the current call."""
         made = memo[id(self)] = CallLayouts()
-        made.seq_len, made.tables = self.seq_len, copy.deepcopy(self.tables, memo)
+        made.seq_len, made.text_only, made.tables = self.seq_len, self.text_only, copy.deepcopy(self.tables, memo)
         return made
 
 

@@ -1,23 +1,35 @@
-"""A live transformers model: its layers' ropes and windows, its rotary modules, and the replacement of their tables."""
+"""A live transformers model: its layers' ropes and windows, its rotary modules, and our tables in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ropewalk.attachment.probe import is_named_rotary, tensors_of
-from ropewalk.attachment.tables import LayerTables, TablesForward, layer_types_of, learned_format
+from ropewalk.attachment.probe import (
+    NEAR,
+    Order,
+    called_rows,
+    frequencies_of,
+    is_named_rotary,
+    takes_positions,
+    tensors_of,
+)
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes, is_windowed
+from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
+from ropewalk.rope.tables import text_positions
 from ropewalk.rope.values import MOST_SIZE, as_whole
+from ropewalk.rotation.embedding import RotaryEmbedding
 
 _UNDER_HOOK = "_old_forward"  # accelerate's hooks (device_map, offloading) keep the forward that they wrap there
+_FAR = (0, 1, 77, 1000, 4095, 12_345, 20_011, 30_011)
+MadeT = TypeVar("MadeT")
 
 
 def text_config_of(model: nn.Module) -> Any:
@@ -42,7 +54,7 @@ def text_config_of(model: nn.Module) -> Any:
 
 
 def positions_of(model: nn.Module, config: Any) -> ModelRopes:
-    """Return each layer's rope and sliding window from the model's config; layers without attention have neither.
+    """Return each layer's rope and window from a model's config, and from the module the factors that are learned.
 
     **Raises:** `RopeError` as `RopeConfig.from_hf`.
     """
@@ -51,14 +63,7 @@ def positions_of(model: nn.Module, config: Any) -> ModelRopes:
     if learned is not None:
         tensors = (tensors_of(one).get(learned) for one in model.modules() if belongs_to(one, config.model_type))
         alpha = next((tensor for tensor in tensors if tensor is not None), None)
-    found = ModelRopes.from_hf(config, alpha=alpha)
-    live = _live_windows(model, config.model_type)
-    # Exaone 4 has the number in every layer, and uses it by the layer's type
-    windows = (
-        live.get(layer, window) if window or label is None or is_windowed(label) else None
-        for layer, (label, window) in enumerate(zip(found.labels, found.sliding_windows, strict=True))
-    )
-    return replace(found, sliding_windows=tuple(windows))
+    return ModelRopes.from_hf(config, alpha=alpha)
 
 
 def belongs_to(module: nn.Module, model_type: str) -> bool:
@@ -66,15 +71,228 @@ def belongs_to(module: nn.Module, model_type: str) -> bool:
     return bool(getattr(getattr(module, "config", None), "model_type", None) == model_type)
 
 
-def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
-    """Return the `sliding_window` (or None) of each attention module with this attribute, by layer."""
-    windows: dict[int, int | None] = {}
-    for module in model.modules():
-        layer = getattr(module, "layer_idx", None)
-        if isinstance(layer, int) and hasattr(module, "sliding_window") and belongs_to(module, model_type):
-            window = module.sliding_window
-            windows[layer] = window if isinstance(window, int) and window > 0 else None
-    return windows
+# --- the form of a module's tables, and ours in it
+
+
+@dataclass(frozen=True)
+class Format:
+    """The form of a rotary module's tables `[batch, seq, width]`.
+
+    - `order`: of the pairs' numbers along the width, not "blocks".
+    - `follows_input`: whether the tables have the dtype of the hidden states; else they are float32.
+    - `negated`: the tables have the positive angle, and the class's function rotates by minus the angle.
+    """
+
+    order: Order
+    follows_input: bool
+    negated: bool = False
+
+    def arranged(self, cos: Tensor, sin: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor] | Tensor:
+        """Return tables `[batch, seq, pairs]` times the attention factor in this form, rounded once to `dtype`."""
+        if self.negated:
+            sin = -sin
+        if factor != 1.0:
+            cos, sin = cos * factor, sin * factor
+        if self.order == "complex":
+            return torch.complex(cos, sin)
+        if self.follows_input:
+            cos, sin = cos.to(dtype), sin.to(dtype)
+        if self.order == "once":
+            return cos, sin
+        if self.order == "doubled":
+            return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
+        return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+
+def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
+    """Return the layer types for which a rotary module has tables; (None,) if all share one.
+
+    **Raises:** `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
+    """
+    if not takes_positions(module):
+        raise RopeError(
+            f"attach: {type(module).__name__} has arguments other than hidden states and position ids.",
+            facts={"module": type(module)},
+            cure="Use the model without attaching it.",
+        )
+    return tuple(label for _, label, _ in frequencies_of(module) if label) or (None,)
+
+
+def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
+    """Return position ids `[batch, seq]` or `[axes, batch, seq]` with the axes last."""
+    if axes == 1:
+        return position_ids
+    if position_ids.ndim < 3:
+        return text_positions(position_ids, axes)
+    return position_ids.movedim(0, -1).expand(*position_ids.shape[1:], axes)
+
+
+def learned_format(module: nn.Module, label: str | None, rope: RopeConfig, name: str) -> Format:
+    """Return the form of the tables of `rope` from a new module.
+
+    Near and far positions, on axes that differ, are compared to float32's rounding.
+
+    **Raises:** `RopeError` if no known form matches its numbers.
+    """
+    lengths = [length for length in (rope.switch_length, rope.max_position_embeddings) if length and rope.needs_seq_len]
+    forms, right = set[tuple[Order, bool]](), True
+    for places in (NEAR, _FAR, *((0, 1, length // 2, length + length // 3) for length in lengths)):
+        rows = next(called_rows(module, label, rope, places), None)
+        right &= rows is not None and rows.cos.shape[-1] == rope.pairs and not rows.arrangement.sines_first
+        if rows is not None and right:
+            length = rows.seq_len or 1
+            differences, allowed, negated = rows.differences(rope, length, rope.attention_factor_at(length))
+            right = bool((differences <= allowed).all()) and rows.arrangement.order != "blocks"
+            forms.add((rows.arrangement.order, negated))
+    if not right or len(forms) > 1:
+        raise RopeError(
+            f"attach: the tables of {name} differ from those of the config.",
+            facts={"class": type(module).__name__, "layer_type": label, "rope": rope},
+            cure="Use the model without attaching it.",
+        )
+    ((order, negated),) = forms
+    low = next(called_rows(module, label, rope, NEAR, torch.bfloat16))
+    return Format(order, low.dtype == torch.bfloat16, negated)
+
+
+@dataclass(frozen=True)
+class LayerTables:
+    """The tables of one layer type: rope (None: no rotation, cos 1 and sin 0 for `pairs` pairs), form and axes."""
+
+    rope: RopeConfig | None
+    form: Format
+    axes: int
+    pairs: int
+
+    def __call__(
+        self, x: Tensor, position_ids: Tensor, seq_len: int | None, nudge: float = 0.0
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        """Return cos and sin of these positions in the form of the model's module.
+
+        `seq_len`, `nudge`: as in `Calls`. To read the largest position breaks a compiler's graph.
+        """
+        positions = positions_by_axis(position_ids, self.axes)
+        if self.rope is None:
+            shape = positions.shape if self.axes == 1 else positions.shape[:-1]
+            cos = torch.ones(*shape, self.pairs, device=x.device)
+            return self.form.arranged(cos, torch.zeros_like(cos), 1.0, x.dtype)
+        rotary = RotaryEmbedding(self.rope)
+        length = seq_len if self.rope.needs_seq_len else None
+        if length is None and self.rope.needs_seq_len:
+            length = int(position_ids.max()) + 1
+        cos, sin = rotary.cos_sin(positions, length)
+        factor = rotary.attention_factor_at(length)
+        if nudge:
+            random = torch.Generator().manual_seed(0)  # torch's own random state does not change
+            draws = [torch.randint(0, 2, table.shape, generator=random, device="cpu") for table in (cos, sin)]
+            cos, sin = (
+                x * (1 + nudge * (draw * 2 - 1).to(x.device)) for x, draw in zip((cos, sin), draws, strict=True)
+            )
+        return self.form.arranged(cos.to(x.device), sin.to(x.device), factor, x.dtype)
+
+
+class TablesForward:
+    """The forward of one rotary module, by layer type, without a reference to the module or to a tensor.
+
+    - `tables`: set for each `ModelRopes` of the model.
+    - `own`: the module's own forward; set by `detach` if a wrapper still calls this one.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        self.tables: Mapping[str | None, LayerTables] = {}
+        self.own: Callable[..., Any] | None = None
+
+    @torch.no_grad()
+    def __call__(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        if self.own is not None:
+            out: tuple[Tensor, Tensor] | Tensor
+            out = self.own(x, position_ids) if layer_type is None else self.own(x, position_ids, layer_type)
+            return out
+        if not torch.compiler.is_compiling():
+            self.calls.forget()
+            if self.calls.text_only and position_ids.ndim == 3 and bool((position_ids != position_ids[:1]).any()):
+                raise RopeError(
+                    "attach: this method needs positions of plain text, equal on every axis.",
+                    facts={"position_ids": position_ids},
+                    cure="For images and videos choose a method that scales the frequencies of all layers alike.",
+                )
+        if layer_type not in self.tables:  # the class gets the layer type, but has one table for all
+            layer_type = None
+        return self.tables[layer_type](x, position_ids, self.calls.seq_len, self.calls.nudge)
+
+
+class PerCall:
+    """One value shared by the layers of a call, for a tensor (a mask, positions) and a key; thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
+
+    def forget(self) -> None:
+        """Forget the last call, because a new forward begins."""
+        self._held = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerCall:
+        return PerCall()
+
+    def of(self, key: Hashable, given: Tensor | None, make: Callable[[], MadeT]) -> MadeT:
+        """Return the value if it belongs to this tensor and this key; else make it."""
+        version = None if given is None or given.is_inference() else given._version
+        key, held = (key, version), self._held
+        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is given:
+            value: MadeT = held[2]
+            return value
+        made = make()
+        self._held = key, None if given is None else weakref.ref(given), made  # one write
+        return made
+
+
+class Calls:
+    """What the modules of an attached model share: its settings, and values of the current call.
+
+    - `seq_len`: tokens, for frequencies that depend on the length; None: the largest position of each call, plus one.
+    - `text_only`: whether positions of several axes must be equal on each.
+    - `nudge`: a fraction to change every cosine and sine by, up or down at random, to measure the rounding noise.
+    - `tables`: cos and sin of layers with the same tables.
+    """
+
+    def __init__(self) -> None:
+        self.seq_len: int | None = None
+        self.text_only, self.nudge = False, 0.0
+        self.tables: dict[LayerTables, PerCall] = {}
+
+    def forget(self) -> None:
+        """Forget the last call, because a new forward begins."""
+        for value in self.tables.values():
+            value.forget()
+
+
+class OwnTables:
+    """A hook before one attention layer with a different rope than other layers of its rotary module."""
+
+    def __init__(self, tables: LayerTables, calls: Calls) -> None:
+        self.tables, self.calls, self.shared = tables, calls, calls.tables.setdefault(tables, PerCall())
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        position_ids = kwargs.get("position_ids")
+        if "position_embeddings" not in kwargs or position_ids is None:
+            raise RopeError(
+                "attach: this model does not pass position ids to its attention layers, so they must share one rope.",
+                facts={"layer": type(module).__name__, "arguments": ", ".join(kwargs)},
+                cure="Choose a method with one rope for all layers.",
+            )
+        x, seq_len = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0], self.calls.seq_len
+        with torch.no_grad():
+            if torch.compiler.is_compiling():
+                tables = self.tables(x, position_ids, seq_len)
+            else:
+                key = seq_len, x.dtype, x.device, torch.is_inference_mode_enabled()
+                tables = self.shared.of(key, position_ids, lambda: self.tables(x, position_ids, seq_len))
+        return args, {**kwargs, "position_embeddings": tables}
 
 
 # --- rotary modules
@@ -90,7 +308,7 @@ def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> dict[nn.Mo
     **Raises:** `RopeError` if there is none, or if the form of its tables is unknown.
     """
     modules = {
-        module: _own_tables(name, module, own.by_type)
+        module: _own_tables(name, module, own)
         for name, module in model.named_modules()
         if is_named_rotary(module) and belongs_to(module, config.model_type)
     }
@@ -103,11 +321,17 @@ def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> dict[nn.Mo
     return modules
 
 
-def _own_tables(name: str, module: nn.Module, ropes: Mapping[str | None, RopeConfig | None]) -> Tables:
+def _own_tables(name: str, module: nn.Module, own: ModelRopes) -> Tables:
     made, tables = fresh(module), {}
     for label in layer_types_of(module):
-        rope = _rope_of(label, ropes, name)
-        if rope is not None:
+        ropes = own.of_label(label)
+        if len(ropes) > 1 or not (label is None or {label, None} & own.by_type.keys()):
+            raise RopeError(
+                "attach: the layer types of a rotary module differ from those of the config.",
+                facts={"module": name, "its layer type": label, "the config's": sorted(map(str, own.by_type))},
+                cure="Use the model without attaching it.",
+            )
+        for rope in ropes:
             form = learned_format(made, label, rope, name)
             tables[label] = LayerTables(rope, form, rope.num_axes, rope.pairs)
     return tables
@@ -132,22 +356,6 @@ def fresh(module: nn.Module) -> nn.Module:
         if learned is not None and own is not None:
             own.detach().copy_(learned.detach())
     return made
-
-
-def _rope_of(label: str | None, ropes: Mapping[str | None, RopeConfig | None], name: str) -> RopeConfig | None:
-    """Return the rope of a module's layer type; a module without layer types has the rope of all rotating layers."""
-    if label in ropes:
-        return ropes[label]
-    if None in ropes:
-        return ropes[None]
-    rotating = {rope for rope in ropes.values() if rope is not None}
-    if label is None and len(rotating) == 1:
-        return rotating.pop()
-    raise RopeError(
-        "attach: the layer types of a rotary module differ from those of the config.",
-        facts={"module": name, "its layer type": label, "the config's": sorted(map(str, ropes))},
-        cure="Use the model without attaching it.",
-    )
 
 
 def was_cast(module: nn.Module) -> bool:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attachment import attachment_of, probe
-from ropewalk.attachment.rotary import fresh
-from ropewalk.attachment.tables import TablesForward
+from ropewalk.attachment.rotary import TablesForward, fresh
 from ropewalk.audit.causes import cause_of, cause_of_factor, fault_where, grown_length, largest_error
 from ropewalk.audit.faults import FACTOR, WIDTH, Hypothesis
 from ropewalk.audit.findings import SEVERITIES, Finding, Severity
@@ -189,14 +188,14 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
         return [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles match no position")]
     found, labelled = list[Problem](), dict[str | None, _Comparison]()
     for name, label, tensor in () if _is_attached(module) else probe.frequencies_of(module):
-        rope = _nearest(_ropes_of(label, ropes), tensor)
+        rope = _nearest(ropes.of_label(label), tensor)
         if rope is not None:
             one = labelled.setdefault(label, _Comparison(module, ropes, rope, label))
             factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", None)
             problems = [*one.frequencies(name, tensor), *one.factor("attention_scaling", factor)]
             one.known |= {finding.code for _, finding in problems}
             found += problems
-    candidates = [_Comparison(module, ropes, rope) for rope in _ropes_of(None, ropes)]
+    candidates = [_Comparison(module, ropes, rope) for rope in ropes.of_label(None)]
     if None in labelled:
         candidates = [labelled[None]]
     tables = probe.tables_of(module, looked_up) if candidates else {}
@@ -229,13 +228,6 @@ def _not_checked(kind: str, reason: str) -> Problem:
 
 def _is_attached(module: nn.Module) -> bool:
     return isinstance(vars(module).get("_old_forward", vars(module).get("forward")), TablesForward)
-
-
-def _ropes_of(label: str | None, ropes: ModelRopes) -> list[RopeConfig]:
-    """Return the rope of a layer type; for a module without layer types every rope of the model."""
-    by_type = ropes.by_type
-    found = [by_type[label]] if label in by_type else by_type.values()
-    return [rope for rope in dict.fromkeys(found) if rope is not None]
 
 
 def _nearest(ropes: Sequence[RopeConfig], found: Tensor) -> RopeConfig | None:

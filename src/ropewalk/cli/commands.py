@@ -119,8 +119,8 @@ def serve_config(
         record=record,
     )  # fmt: skip
     lines = [] if served.file is None else ["cat > {} <<'END'\n{}END".format(*served.file)]
-    lines += [*served.steps, *([] if served.note is None else [f"\n{served.note}"])]
-    lines += [f"\nChecked for {engine}: {served.checked}.", *["Known behaviour of this engine:"] * bool(served.caveats)]
+    lines += [*served.steps, f"\nChecked for {engine}: {served.checked}."]
+    lines += ["Known behaviour of this engine:"] * bool(served.caveats)
     lines += [f"- {caveat.text} ({caveat.evidence})" for caveat in served.caveats]
     plain_console().print("\n".join(lines), soft_wrap=True)
     write_record(json_file, served.to_json())

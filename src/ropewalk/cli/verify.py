@@ -15,8 +15,8 @@ from ropewalk.errors import RopeError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ropewalk.verification.fit import Verification
     from ropewalk.verification.golden import Golden
-    from ropewalk.verification.outcome import Verification
 
 SHOWN = 12  # rows of the table; --json contains all
 

@@ -34,8 +34,7 @@ from ropewalk.precision import chosen_dtype
 from ropewalk.progress import Progress, duration, expect, shown
 from ropewalk.rope.config import RopeConfig
 from ropewalk.serving.engines import ENGINES
-from ropewalk.serving.plan import ServeConfig, serving_plan
-from ropewalk.serving.served import Served
+from ropewalk.serving.plan import ServeConfig, Served, serving_plan
 from ropewalk.statistics import mean_and_interval, signed
 from ropewalk.tokenizer import TextTokenizer
 from ropewalk.version import __version__
@@ -307,7 +306,8 @@ def _engines(opened: Opened, plan: Plan) -> dict[str, tuple[str, ...]]:
             source = Served.of(opened.reader.model.config.to_dict(), trained)
     except RopeError:  # ropewalk's own folders
         return dict.fromkeys(plan.positions, ())
-    plans = {name: [serving_plan(source, engine, name, reach) for engine in ENGINES] for name in plan.positions}
+    served = {name: PLAIN if name == CROP else name for name in plan.positions}  # the client crops
+    plans = {name: [serving_plan(source, engine, of, reach) for engine in ENGINES] for name, of in served.items()}
     return {name: tuple(one.engine for one in of if isinstance(one, ServeConfig)) for name, of in plans.items()}
 
 

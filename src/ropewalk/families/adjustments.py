@@ -11,7 +11,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.families.family import Fields
-from ropewalk.families.values import first, fraction, number, size
+from ropewalk.families.values import as_whole, first, fraction, number, size
 
 BLOCK_KEYS = ("rope_parameters", "rope_scaling")
 HEAD_DIM_KEYS = ("head_dim", "attention_head_dim", "kv_channels")
@@ -42,6 +42,11 @@ def two_streams(fields: Fields, name: str) -> Fields:
     if first(own, *HEAD_DIM_KEYS) is None and width and heads and width % heads == 0:
         own["head_dim"] = 2 * width // heads
     return own
+
+
+def half_window(fields: Fields, name: str) -> Fields:
+    """ModernBERT's decoder sees only the earlier half of `local_attention`, whatever its `sliding_window` says."""
+    return {**fields, "sliding_window": (as_whole(fields.get("local_attention", 128)) or 0) // 2}
 
 
 def speech_encoder(fields: Fields, name: str) -> Fields:

@@ -158,6 +158,12 @@ class ModelRopes:
         window = next((one.window for one in self.types if one.name in (name, None)), None)
         return rope, window if rope else None
 
+    def of_label(self, label: str | None) -> list[RopeConfig]:
+        """Return the rope of a type of layers; if no type has this name, every different rope of the model."""
+        by_type = self.by_type
+        ropes = [by_type[label]] if label in by_type else by_type.values()
+        return [rope for rope in dict.fromkeys(ropes) if rope is not None]
+
     def layers_of(self, name: str | None) -> Layers:
         """Return the layers with the rope of a type (a key of `rotating`)."""
         own = self.rotating[name]

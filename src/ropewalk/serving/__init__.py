@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ropewalk.imports import lazy_names
 
 if TYPE_CHECKING:
-    from ropewalk.serving.applying import apply as apply
+    from ropewalk.serving.serve import apply as apply
     from ropewalk.serving.serve import serve_config as serve_config
 
 if not TYPE_CHECKING:

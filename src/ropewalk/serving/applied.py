@@ -25,7 +25,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from ropewalk.families import FAMILIES
-from ropewalk.rope.scaling.yarn import yarn_mscale
+from ropewalk.rope.scaling import YaRN, yarn_mscale
 from ropewalk.serving.engines import CONVERTER, ENGINES, TABLE
 
 
@@ -105,8 +105,12 @@ class Case:
     @property
     def own_attention(self) -> bool:
         """Return whether the factor of queries and keys in a yarn block is not 0.1 ln(factor) + 1."""
-        yarn = (one for one in self.blocks if one["rope_type"] == "yarn" and one.get("factor"))
-        return any(not math.isclose(_attention(one), yarn_mscale(one["factor"], 1.0)) for one in yarn)
+        for one in (one for one in self.blocks if one["rope_type"] == "yarn" and one.get("factor")):
+            given: dict[str, Any] = {key: one.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+            own = YaRN(one["factor"], 1, **given).attention_factor_at(None, None)
+            if not math.isclose(own, yarn_mscale(one["factor"], 1.0)):
+                return True
+        return False
 
     @property
     def untruncated(self) -> bool:
@@ -130,15 +134,6 @@ class Case:
             elif one["rope_type"] != "default":
                 names.add(one["rope_type"])
         return names
-
-
-def _attention(block: Mapping[str, Any]) -> float:
-    """Return the factor of queries and keys of a yarn block, as transformers computes it."""
-    if block.get("attention_factor") is not None:
-        return float(block["attention_factor"])
-    first, second = (float(block.get(key) or 0) for key in ("mscale", "mscale_all_dim"))
-    given = (first, second) if first and second else (1.0, 0.0)
-    return yarn_mscale(block["factor"], given[0]) / yarn_mscale(block["factor"], given[1])
 
 
 @dataclass(frozen=True)

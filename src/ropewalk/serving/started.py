@@ -35,8 +35,8 @@ from ropewalk.serving.engines import (
     EngineCommand,
     read_command,
 )
+from ropewalk.serving.plan import LENGTHS, parts_of, spelling_of, text_of
 from ropewalk.serving.serve import serve_config
-from ropewalk.serving.served import LENGTHS, parts_of, spelling_of, text_of
 
 _METHODS = {"yarn": "yarn", "linear": "pi", "dynamic": "dynamic", "llama3": "llama3"}
 Read = tuple[Checkpoint, float | None, list[Finding]]
@@ -77,16 +77,15 @@ def _as_loaded(config: Mapping[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = copy.deepcopy(dict(config))
     if not parts_of(content) and f"{content.get('model_type')}_text" in FAMILIES:  # flat files of a nested class
         content = {"model_type": content["model_type"], "text_config": content}
-    text, ropes, block = text_of(content), ModelRopes.from_hf(config), dict[str, Any]()
+    text, ropes = text_of(content), ModelRopes.from_hf(config)
     written = text.get("rope_parameters") or text.get("rope_scaling") or {}
     with suppress(RopeError):  # frequencies without a theta
         if ropes.nested:
-            block = {str(label): rope.to_hf() for label, rope in ropes.rotating.items()}
+            block: dict[str, Any] = {str(label): rope.to_hf() for label, rope in ropes.rotating.items()}
         else:
             plain = next(iter(ropes.rotating.values())).unscaled().to_hf()
-            kind = written.get("rope_type", written.get("type", plain["rope_type"]))
-            block = {**plain, **{key: value for key, value in written.items() if key != "type"}, "rope_type": kind}
-    if block:
+            block = {**plain, "rope_type": written.get("type", plain["rope_type"]), **written}
+            block.pop("type", None)
         for key in ("rope_scaling", "rope_theta", "partial_rotary_factor"):
             text.pop(key, None)
         text["rope_parameters"] = block
@@ -418,17 +417,16 @@ def _foreign(command: EngineCommand) -> Iterator[Finding]:
 
 def _wanted(command: EngineCommand) -> tuple[str | None, float | None, float | None]:
     """Return the rule and the factor that a command asks for, and the length in tokens."""
-    length, removed = command.number(*command.flags.length), list[Any]()
+    length = command.number(*command.flags.length)
     if command.engine == "llama.cpp":
         factor = _factor(command)
         return command.value("--rope-scaling") or ("linear" if factor else None), factor, length
-    for word in command.rest:  # of an option that the engine no longer has
+    for word in (*(value for _, value in command.words), *command.rest):  # also of an option that no longer exists
         with suppress(ValueError):
-            removed.append(json.loads(word))
-    for block in _objects([*command.json(), *removed]):
-        kind, factor = block.get("rope_type", block.get("type")), block.get("factor")
-        if isinstance(kind, str) and kind in _METHODS:
-            return kind, factor if is_number(factor) else None, length
+            for block in _objects(json.loads(word)):
+                kind, factor = block.get("rope_type", block.get("type")), block.get("factor")
+                if isinstance(kind, str) and kind in _METHODS:
+                    return kind, factor if is_number(factor) else None, length
     return None, None, length
 
 

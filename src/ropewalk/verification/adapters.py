@@ -63,13 +63,12 @@ def open_engine(
         warn_if_slow(engine, "verify: the engine")
         yield TransformersEngine(engine)
     elif name in STARTED:
-        from ropewalk.checkpoints.opening import config_of
-        from ropewalk.rope.model_ropes import ModelRopes
+        from ropewalk.checkpoints.checkpoint import Checkpoint
 
         path = _folder(model, name)
-        ropes = ModelRopes.from_hf(config_of(path).get_text_config(decoder=True)).present_ropes
+        lengths = [rope.scaled_length or max_tokens for rope in Checkpoint.open(path).ropes.present_ropes]
         with StartedEngine(name, python or None) as started:
-            yield started.load(path, min([max_tokens + NEW, *(rope.scaled_length or max_tokens for rope in ropes)]))
+            yield started.load(path, min([max_tokens + NEW, *lengths]))
     elif isinstance(engine, Engine):
         yield engine
     else:

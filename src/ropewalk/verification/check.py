@@ -14,18 +14,23 @@ from ropewalk.progress import Progress, SilentProgress, say
 from ropewalk.serving.engines import ROPE_FLAGS
 from ropewalk.verification.engine import Engine, EngineError, NoAnswer, TooLong
 from ropewalk.verification.fit import (
+    Effect,
+    EngineVerdict,
+    HypothesisFit,
+    Kind,
     Lean,
     Probe,
+    PromptFit,
     PromptQuestion,
     Prompts,
     Side,
+    Verification,
     different,
     first_difference,
     kept_error,
     lean,
     misfit,
 )
-from ropewalk.verification.outcome import Effect, EngineVerdict, HypothesisFit, Kind, PromptFit, Verification
 
 MAX_TOKENS = 4096  # the longest prompt by default
 FIRST, GROWTH = 192, 3  # tokens of the first round's prompts, and their growth in each further round
@@ -382,7 +387,7 @@ class Check:
         if self.first in left and (self.all[best].minor or self._effect(self.first, best).hidden):
             best, left = self.first, left - {self.first} | {best}
         hidden = {name for name in left if self.all[name].minor or self._hidden(name, best)}
-        order = (best, *sorted(left, key=lambda name: misfit(self.probes, name)))
+        order = (best, *sorted(filter(left.__contains__, self.all), key=lambda name: misfit(self.probes, name)))
         named = tuple(self.expected if name == self.first else name for name in order)
         error, allowed = misfit(self.probes, best), self._allowed
         if error > allowed or self._moved(best):

@@ -26,17 +26,17 @@ from ropewalk.progress import Progress, SilentProgress, shown
 from ropewalk.rope.values import HORIZON
 from ropewalk.verification.adapters import LOCAL, open_engine
 from ropewalk.verification.check import MAX_TOKENS, Check
-from ropewalk.verification.engine import WAIT, NextTokens
+from ropewalk.verification.engine import NextTokens
 from ropewalk.verification.fit import (
     Compared,
     Prediction,
     Probe,
     PromptQuestion,
     RecordedHypothesis,
+    Verification,
     different,
     distance,
 )
-from ropewalk.verification.outcome import Verification
 from ropewalk.version import __version__
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class RecordedPrompt(PromptQuestion):
 
 
 class Golden:
-    """Our side of a check, from a golden file; see `ropewalk.verification.fit.Side`.
+    """Our side of a check, from a golden file; see `OurSide`.
 
     - `document`: the content of the file.
 
@@ -160,25 +160,20 @@ class Golden:
         """Compute the predictions of a model for every hypothesis."""
         return cls(json.loads(json.dumps(_document(side, progress or SilentProgress()))))
 
-    def write(self, path: str | Path) -> None:
-        """Write the file, completely or not at all."""
-        write_output(path, json.dumps(dict(self.document), ensure_ascii=False, allow_nan=False) + "\n")
-
     def check(
         self,
         engine: object,
         *,
         model: str | Path | None = None,
-        served_name: str | None = None,
-        wait: float = WAIT,
         max_tokens: int = MAX_TOKENS,
         progress: Progress | bool | None = None,
+        **options: Any,
     ) -> Verification:
         """Determine which rotary embedding an engine applies, without weights.
 
         **Arguments:**
         - `engine`: as for `verify`. Those that are started here need `model`.
-        - `served_name`, `wait`, `max_tokens`, `progress`: as for `verify`.
+        - `max_tokens`, `progress`, `options`: as for `verify` (`served_name`, `wait`).
 
         **Raises:** `RopeError` as `verify`.
         """
@@ -189,12 +184,12 @@ class Golden:
                 facts={"engine": engine},
                 cure="Also pass the checkpoint, or pass the URL of a running server.",
             )
-        options: dict[str, Any] = {"served_name": served_name, "wait": wait, "max_tokens": max_tokens}
-        with open_engine(engine, model or "", self, **options) as opened, shown("verify", progress) as bar:
+        opening = open_engine(engine, model or "", self, max_tokens=max_tokens, **options)
+        with opening as opened, shown("verify", progress) as bar:
             verification = Check(self, max_tokens=max_tokens, progress=bar).run(opened)
         return replace(verification, seconds=time.monotonic() - begun)
 
-    # prompts, as those of `Side`
+    # prompts, as those of `OurSide`
 
     def _of(self, kind: Kind) -> list[RecordedPrompt]:
         return [question for one, _, question in self._questions if one == kind]
@@ -351,5 +346,5 @@ def write_golden(
     check_output(path)
     with shown("verify", progress) as bar:
         golden = Golden.of(OurSide(model, **options), progress=bar)
-    golden.write(path)
+    write_output(path, json.dumps(golden.document, ensure_ascii=False, allow_nan=False) + "\n")
     return golden

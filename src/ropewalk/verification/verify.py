@@ -31,8 +31,7 @@ from ropewalk.rope.values import check_whole
 from ropewalk.verification import check
 from ropewalk.verification.adapters import open_engine
 from ropewalk.verification.engine import WAIT
-from ropewalk.verification.fit import Prediction, PromptQuestion, distance, first_difference
-from ropewalk.verification.outcome import Verification
+from ropewalk.verification.fit import Prediction, PromptQuestion, Verification, distance, first_difference
 from ropewalk.version import __version__
 
 LONGEST_DEFAULT = 1024  # tokens: the length that a verdict covers by default
@@ -245,7 +244,7 @@ class OurSide:
         return True
 
     def single(self) -> list[PromptQuestion]:
-        """Return prompts of one token."""
+        """Return prompts of one token, for which no rope matters, with one prediction named ""."""
         ids = list(dict.fromkeys(stretch(self.tokenizer.encode, self.text, 0.5, 64)))[: check.ONE_TOKEN]
         return [PromptQuestion([token], {"": self._expected([token])}) for token in ids]
 
