@@ -294,6 +294,8 @@ def test_a_file_that_only_begins_a_split(tmp_path: Path) -> None:
     served = serve_config(first, "llama.cpp", method="yarn", factor=2)
     assert served.steps[0].endswith("--rope-scaling yarn --rope-scale 2 --yarn-orig-ctx 32768")
     assert served.length == 65_536
+    with pytest.raises(RopeError, match="not read from GGUF files"):
+        serve_config(first, "vllm")
     later = header(tmp_path / "m-00002-of-00003.gguf", "glm4moe", {**split, "split.no": 1})
     with pytest.raises(RopeError, match=r"(?s)no metadata of a model.*pass the first part, -00001-of-"):
         Checkpoint.open(later)
@@ -322,11 +324,11 @@ def test_a_file_that_ends_behind_its_metadata(tmp_path: Path) -> None:
         ("llama.cpp", "cogvlm", {}, "copies no .gguf file"),  # llama.cpp scales nothing
         ("llama.cpp", "deepseek2", {}, "copies no .gguf file"),  # the softmax scale is, too
         ("ollama", "glm4moe", {}, "copies no .gguf file"),
-        ("sglang", "llama", {}, "not by a .gguf file"),
+        ("sglang", "llama", {}, "a number is missing"),
     ],
 )
 def test_flags_that_would_not_do_it(engine: str, arch: str, keys: dict[str, Any], why: str, tmp_path: Path) -> None:
-    """A refusal, where the flags of YaRN change less or more than the rope, or the engine loads folders."""
+    """A refusal, where the flags of YaRN change less or more than the rope, or the file cannot become a folder."""
     path = header(tmp_path / "m.gguf", arch, {**required(arch), **keys})
     with pytest.raises(RopeError, match=why) as raised:
         serve_config(path, engine, method="yarn", factor=2)

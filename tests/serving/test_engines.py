@@ -16,11 +16,13 @@ import transformers
 from safetensors.torch import save_file
 from transformers import DeepseekV4Config
 
+from ropewalk import RopeConfig
 from ropewalk.attachment import attachment_of
 from ropewalk.checkpoints.checkpoint import Checkpoint
 from ropewalk.diagnosis.prepare import _engines
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS, Reach
+from ropewalk.rope.frequencies import same_rope
 from ropewalk.serving import apply
 from ropewalk.serving.applied import DEVIATIONS, Case, applied
 from ropewalk.serving.engines import CONVERTER, ENGINES, TABLE
@@ -30,7 +32,7 @@ from tests.checkpoints.gguf_files import ARCHITECTURES, write_foreign
 from tests.checkpoints.random_models import FAMILIES, folder_of, random_model
 from tests.cli.doctor_runs import run_command
 from tests.models.material import gguf_of
-from tests.serving.material import TARGET, TRAINED, checkpoint, extended, token_ids
+from tests.serving.material import REACH, TARGET, TRAINED, checkpoint, extended, token_ids
 
 TINY, LONG, SHORTER = 256, 1024, 768
 
@@ -174,8 +176,7 @@ def test_families_that_only_the_converter_writes(tmp_path: Path, capsys: pytest.
     assert len(serve_config(file, "llama.cpp", method="yarn", target=128).steps) == 1
     with pytest.raises(RopeError, match=r"copies no \.gguf file of this architecture"):
         serve_config(file, "ollama", method="yarn", target=128)
-    assert "--rope-scale 4" in runs(setting_command(None, file, "yarn", target=128), capsys)
-    assert setting_command(None, file, "dca", target=128) == setting_command("python", file, "dca", target=128)
+    assert not setting_command(None, file, "yarn", target=128).endswith(".gguf")
     scope: dict[str, Any] = {}
     exec(compile(setting_command("python", file, "dca", target=128), "lines", "exec"), scope)
     assert attachment_of(scope["model"]) is not None
@@ -369,14 +370,26 @@ def test_what_is_refused(tmp_path: Path) -> None:
         serve_config(tmp_path / "v4", "vllm", method="yarn", target=256)
 
 
-@pytest.mark.parametrize("engine", [name for name, one in TABLE.items() if one.program and not one.gguf])
-def test_a_file_for_an_engine_that_loads_folders(engine: str, tmp_path: Path) -> None:
-    """Refused with the engines that load it; no folder is written of it."""
-    file = gguf_of(checkpoint(tmp_path / "source"), tmp_path / "x.gguf")
-    for method, target in (("as-is", None), ("yarn", TARGET)):
-        with pytest.raises(RopeError, match=r"not by a \.gguf file") as refused:
-            serve_config(file, engine, method=method, target=target)
-        assert "llama.cpp, ollama" in refused.value.cure
-        for place in ("folder", "new.json"):
-            with pytest.raises(RopeError, match="only another one is written"):
-                apply(file, tmp_path / place, method=method, target=target)
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers"])
+def test_a_file_for_an_engine_that_loads_folders(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first step, with the user's path, method and target, is run: it writes the folder that the next serves."""
+    (tmp_path / "a folder").mkdir()
+    gguf_of(checkpoint(tmp_path / "source"), tmp_path / "a folder" / "x.gguf")
+    monkeypatch.chdir(tmp_path)
+    found = serve_config("a folder/x.gguf", engine, method="yarn", target=TARGET, length=48)
+    words = shlex.split(found.steps[0])
+    assert words[:4] == ["ropewalk", "extend", "apply", "a folder/x.gguf"]
+    assert run_command(*words[1:]) == 0, capsys.readouterr().err
+    written = json.loads((tmp_path / "longer" / "config.json").read_text())
+    assert written["rope_parameters"] == found.block
+    assert written["max_position_embeddings"] == found.length == 48
+    told = found.steps[1] if engine != "transformers" else (found.file or ("", ""))[1]
+    assert "longer" in told
+    assert "override" not in told
+    assert same_rope(
+        RopeConfig.from_hf(written),
+        METHODS["yarn"].rope(RopeConfig.from_hf(tmp_path / "source"), REACH),
+        [1, TRAINED, TARGET],
+    )

@@ -165,9 +165,7 @@ class Remap:
         return self._rotary.config.attention_factor_at(self._seq_len) == 1
 
 
-def attend_remapped(
-    q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float, rules: LogitRules
-) -> Tensor:
+def attend_remapped(q: Tensor, keys: Tensor, values: Tensor, remap: Remap, dropout: float, rules: LogitRules) -> Tensor:
     """Attend under an extension, with unrotated q `[batch, heads, seq, head_dim]` and keys `[batch, kv_heads, ...]`.
 
     Our kernels compute all regions in one softmax. If they cannot run, scores of 256 queries are computed at a time.

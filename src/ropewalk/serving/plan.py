@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from ropewalk.attachment.config_keys import attention_keys, block_of, fields_under
 from ropewalk.checkpoints.checkpoint import Checkpoint, has_weights
 from ropewalk.checkpoints.gguf_copy import GGUFRope, gguf_rope
+from ropewalk.checkpoints.gguf_file import GGUFFile
 from ropewalk.checkpoints.gguf_rope import PERMUTED
 from ropewalk.checkpoints.load import open_safetensors
 from ropewalk.checkpoints.sources import is_hub_name
@@ -47,7 +49,7 @@ class Served:
     """A checkpoint's ropes, without its weights.
 
     - `given`: the model as passed. `name`: its name for an engine. `path`: its location; None for a loaded model.
-    - `own`: its ropes, one entry for each type of layers; of a .gguf file those of llama.cpp.
+    - `own`: its ropes, one entry for each type of layers; of a .gguf file those of llama.cpp (`in_file`).
     - `rope`: the one with the longest reach. `trained`: the trained length in tokens. `stated_length`: the checkpoint's
       own value, or None. `given_length`: the trained length as passed, or None.
     - `stated`: the fields of the language model's config. `fields`: the same, with an empty block for each rope.
@@ -66,6 +68,7 @@ class Served:
     name: str = "model"
     path: Path | None = None
     arch: str | None = None
+    in_file: bool = False
 
     @classmethod
     def open(
@@ -83,7 +86,8 @@ class Served:
         given = str(path if path is not None and Path(model).is_dir() else model)  # a folder in it
         name = given if Path(given).exists() or is_hub_name(given) else str(path)
         ropes = opened.ropes if opened.ropes.types or arch else None  # None: ropewalk's own folders
-        return cls.of(opened.config, trained_length, ropes, given=given, name=name, path=path, arch=arch)
+        place = {"given": given, "name": name, "path": path, "arch": arch, "in_file": arch is not None}
+        return cls.of(opened.config, trained_length, ropes, **place)
 
     @classmethod
     def of(
@@ -91,7 +95,7 @@ class Served:
     ) -> Served:
         """Return the checkpoint of a config.json, or of the config of a loaded model.
 
-        `ropes`: if they are known. `place`: the fields from `given` to `arch`.
+        `ropes`: if they are known. `place`: the fields from `given` to `in_file`.
         """
         whole = (ropes or ModelRopes.from_hf(content)).of_types()
         before, own = main_rope(whole.ropes), settled_by_length(whole, trained_length)
@@ -129,6 +133,19 @@ class Served:
             parts=parts_of(content) or (("text_config",) if f"{model_type}_text" in FAMILIES else ()),
             **place,
         )
+
+    @functools.cached_property
+    def as_folder(self) -> Served | RopeError:
+        """Return the model of a .gguf file as transformers loads it, or the error if it does not."""
+        from ropewalk.checkpoints.gguf import gguf_config
+
+        place = {name: getattr(self, name) for name in ("given", "name", "path", "arch")}
+        try:
+            content = gguf_config(GGUFFile(self.path or self.name)).to_dict()
+            folder = Served.of(content, self.given_length, **place)
+        except RopeError as error:
+            return error
+        return dataclasses.replace(folder, stated_length=self.stated_length)
 
     @property
     def model_type(self) -> str:
@@ -187,7 +204,7 @@ class Served:
 
     def under(self, method: str, reach: Reach, length: int | None = None) -> dict[str, Any] | str:
         """Return the keys of the config under a method, or the reason why there are none."""
-        return fields_under(self.fields, self.own, method, reach, length, read_back=self.arch is None)
+        return fields_under(self.fields, self.own, method, reach, length, read_back=not self.in_file)
 
     def lengths(self, stated: int) -> dict[str, int]:
         """Return every key of the config that an engine reads as its length, with a number of tokens."""
@@ -298,10 +315,11 @@ def serving_plan(
     **Raises:** `RopeError` for an unknown method, and for a target that does not exceed the trained length.
     """
     record = method_named(method)
-    if source.arch is not None and not TABLE[engine].gguf:
-        files = ", ".join(name for name, one in TABLE.items() if one.gguf)
-        cure = f"Pass the Hugging Face folder of this model, or choose an engine for .gguf files: {files}."
-        return _refused(f"{TABLE[engine].title} is configured by a Hugging Face folder, not by a .gguf file", cure)
+    if source.in_file and not TABLE[engine].gguf:
+        folder = source.as_folder
+        if isinstance(folder, RopeError):
+            return folder
+        source = folder
     if record.extends and is_unsettled(source.rope):
         return _refused(
             "it is unknown whether the model was trained with the scaling in its config",
@@ -347,7 +365,7 @@ def _for_folders(bare: ServeConfig) -> ServeConfig | RopeError:
     """Return the plan of an engine that loads Hugging Face folders."""
     source, engine, (name, revision) = bare.source, bare.engine, bare.source.repository
     spelling, row = spelling_of(source.stated), TABLE[bare.engine]
-    writes = bare.changed and (row.only_run or _would_survive(bare))
+    writes = source.arch is not None or (bare.changed and (row.only_run or _would_survive(bare)))
     # neither has an option for the revision, and most classes of mlx-lm read no theta from `rope_parameters`
     writes |= row.only_run and (bool(revision) or (engine == "mlx" and spelling == "rope_parameters"))
     steps, override = list[str](), bare.changed and not writes

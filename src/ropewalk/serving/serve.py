@@ -202,11 +202,8 @@ def _cure(source: Served, engine: str, method: str, reach: Reach, length: int | 
     family = family_named(source.model_type)
     with suppress(RopeError):
         no_effect = why_no_effect(source.own, record.positions(source.own, reach), reach.target)
-        if source.arch is not None and source.path is not None:
-            from ropewalk.checkpoints.gguf import gguf_config
-
-            gguf_config(GGUFFile(source.path))  # raises for what transformers does not load
-        if no_effect is None and (family is None or family.module.looked_up is None):
+        loads = not source.in_file or isinstance(source.as_folder, Served)
+        if no_effect is None and loads and (family is None or family.module.looked_up is None):
             python = f"un it in Python: rw.attach(model, {method!r}, target={reach.target})."
     for other in dict.fromkeys((record.nearest, "yarn", "ntk")):
         if method_named(other).extends and isinstance(serving_plan(source, engine, other, reach, length), ServeConfig):
@@ -226,9 +223,8 @@ def setting_command(
 ) -> str:
     """Return the shell command, or the lines of Python, that set a method.
 
-    `engine`: one of `RUNNERS`, or None to write a folder or file for any; if no .gguf file expresses the method, its
-    flags in llama.cpp, or Python. `record`: the doctor's file with method and lengths. Lengths are in tokens:
-    `trained_length`, if it had to be given; `length` to state, if below the target.
+    `engine`: one of `RUNNERS`, or None to write a folder or file for any. `record`: the doctor's file with method and
+    lengths. Lengths are in tokens: `trained_length`, if it had to be given; `length` to state, if below the target.
 
     >>> setting_command(None, "tiny", "yarn", target=1024)
     'ropewalk extend apply tiny --method yarn --target 1024 --out tiny-1024'
@@ -241,13 +237,6 @@ def setting_command(
     _check_engine("engine", engine or "python", RUNNERS)
     place, extends = Path(model), method_named(method).extends
     name = str(place.absolute()) if place.exists() else str(model)
-    ending = ""
-    if engine is None and place.suffix == ".gguf" and place.is_file():
-        source, ending = Served.open(place, trained_length), ".gguf"
-        reach = Reach(source.trained, target if extends else source.trained)
-        if not isinstance(gguf_keys(source, method, reach), GGUFRope):
-            flags = isinstance(serving_plan(source, "llama.cpp", method, reach), ServeConfig)
-            engine = "llama.cpp" if flags else "python"
     if engine == "python":
         return _python(name, method, target if extends else None, trained_length)
     chosen = ["--method", method, *(["--target", str(target)] if extends else [])]
@@ -256,6 +245,11 @@ def setting_command(
     chosen = chosen if record is None else ["--from", str(Path(record).absolute())]
     if engine not in (None, "transformers"):
         return shell_command("ropewalk", "serve-config", Path(name), "--engine", str(engine), *chosen)
+    ending = ""
+    if engine is None and place.suffix == ".gguf" and place.is_file():
+        source = Served.open(place, trained_length)
+        keys = gguf_keys(source, method, Reach(source.trained, target if extends else source.trained))
+        ending = ".gguf" if isinstance(keys, GGUFRope) else ""
     written = f"{place.absolute().name.removesuffix('.gguf')}-{(length or target) if extends else method}{ending}"
     return shell_command("ropewalk", "extend", "apply", Path(name), *chosen, "--out", Path(written))
 
@@ -296,12 +290,13 @@ def apply(
 
     Only the config changes: its rope, and its keys of the length, also in tokenizer_config.json. All other files are
     copied as they are, and no weights are opened. The copy is made by the system, which shares the blocks of the disk
-    where the file system can (btrfs, XFS), so that a change of one folder never changes the other.
+    where the file system can (btrfs, XFS), so that a change of one folder never changes the other. A .gguf file becomes
+    a folder by conversion: its weights are written by transformers in float32.
 
     **Arguments:**
     - `model`: a Hugging Face folder, a .gguf file, OWNER/NAME of the hub, or "tiny"; it does not change.
-    - `out`: the folder, or .json for its config only, as trainers need it; of a .gguf file another one. It appears when
-      it is complete. `overwrite`: replace an earlier export.
+    - `out`: the folder, or a file name with the ending .gguf, or .json for the config only, as trainers need it; it
+      appears when it is complete. `overwrite`: replace an earlier export.
     - `method`: its name; None: yarn. `target`: tokens, which set the frequencies; None: four times the trained length.
     - `length`: tokens to state in the config, if less. `trained_length`: tokens, if the config does not contain it.
     - `record`: the doctor's record with the method and the lengths, a file or `Diagnosis.to_json()`.
@@ -333,7 +328,7 @@ def apply(
     planned = required_plan(f"extend: `{name}` cannot be written", source, engine, name, target, length)
     if is_file:
         return _write_file(planned, place, progress or SilentProgress())
-    keys = planned.keys if planned.changed else {}
+    keys = planned.keys if planned.changed or source.arch is not None else {}
     if place.suffix == ".json":
         path = find(source.given, weights=False)
         written = with_keys(source, keys, read_json(path / "config.json" if path.is_dir() else path))
@@ -349,16 +344,15 @@ def apply(
 def _check_out(source: Served, place: Path, *, is_file: bool, overwrite: bool) -> None:
     """Raise `RopeError` for an output that is the model itself, of a different kind, or not from an export."""
     names, files, cure = _names(place), list[str](), "Pass a new path."
-    foreign = sorted(names - {CARD, "config.json", *(path.name for path in source.folder.iterdir())})
-    if source.arch is not None and not is_file:
-        problem, cure = "of a .gguf file only another one is written", "Pass --out NEW.gguf, or the model's own folder."
-    elif is_file and source.arch is None:
+    own = {CARD, "config.json", *(() if source.arch else (path.name for path in source.folder.iterdir()))}
+    foreign = sorted(names - own) if source.arch is None else []
+    if is_file and source.arch is None:
         problem = "a .gguf file is written only as a copy of a .gguf file with other keys of the rope"
         convert = shell_command("python", "convert_hf_to_gguf.py", source.folder, "--outfile", place)
         cure = f"Convert the folder first, with llama.cpp: {convert}"
     elif place.exists() and place.resolve() in (source.folder.resolve(), find(source.given, weights=False).resolve()):
         problem, cure = "--out is the model itself", "Pass a different path."
-    elif place.is_dir() if is_file else place.is_file():
+    elif (place.is_dir() if is_file else place.is_file()) or (place.suffix == ".json" and source.arch is not None):
         problem = "--out must be a folder, a .gguf file, or a new .json file for the config of a folder"
     elif not overwrite and (names or (is_file and place.exists())):
         problem, files = "the output exists already", sorted(names)
@@ -389,7 +383,17 @@ def _write_file(planned: ServeConfig, place: Path, progress: Progress) -> dict[s
 
 
 def _copy_files(source: Served, place: Path, staging: Path) -> None:
-    """Copy all files of a checkpoint, without hidden ones and earlier exports."""
+    """Copy all files of a checkpoint, without hidden ones and earlier exports; convert those of a .gguf file."""
+    if source.arch is not None:
+        from ropewalk.checkpoints.opening import load_gguf, quietly
+
+        assert source.path is not None
+        model, tokenizer = load_gguf(source.path)
+        with quietly():
+            model.save_pretrained(staging)
+        if tokenizer is not None:
+            tokenizer.save(staging)
+        return
     path, own = find(source.given), place.resolve()  # of the hub with its weights
 
     def left_out(folder: str, names: list[str]) -> list[str]:
