@@ -220,14 +220,14 @@ _FIELDS: dict[str, tuple[str, Callable[[Any, float], bool], str]] = {
 """What the fields of a name must be in every rule, in words and as a function, and the cure."""
 
 
-def check_field(where: str, key: str, value: Any, most: float = MOST_TOKENS) -> None:
+def check_field(where: str, key: str, value: Any, most: int | float = MOST_TOKENS) -> None:
     """Raise `RopeError` for a value that fields of this name do not allow; `most`: the largest factor."""
     must_be, allows, cure = _FIELDS[key]
     if not (is_number(value) and allows(value, most)):
         raise RopeError(f"{where}: `{key}` must be {must_be.format(most)}.", facts={key: value}, cure=cure)
 
 
-def check_fields(rule: Any, most: float = MOST_TOKENS) -> None:
+def check_fields(rule: Any, most: int | float = MOST_TOKENS) -> None:
     """Check all fields of a scaling rule with a known name; None stands for a default of None."""
     for each in fields(rule):
         value = getattr(rule, each.name)
