@@ -34,7 +34,7 @@ from ropewalk.methods import METHODS, Reach
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import generate
 from ropewalk.positions import mrope_positions
-from ropewalk.rope.rope_parameters import axes_from_sections
+from ropewalk.rope.axes import axes_from_sections
 
 # -- formulas ---------------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ropewalk.compiled import reasons_for_mathematics
 from ropewalk.errors import RopeError, check_kind
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.diffusers import latent_positions
-from ropewalk.rope.rope_parameters import axes_from_sections
 from ropewalk.rope.tables import text_positions
 from ropewalk.rope.values import MOST_TOKENS, Int, as_whole, check_whole, is_number
 

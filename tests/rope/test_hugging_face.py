@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ropewalk as rw
-from ropewalk.rope.rope_parameters import axes_from_sections
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Resonance, Scaling, YaRN
 from tests.rope.models import CONFIGS, fixture, fixture_names
 

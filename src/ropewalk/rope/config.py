@@ -18,7 +18,7 @@ from ropewalk.compiled import is_compiling
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face
-from ropewalk.rope.rope_parameters import axes_from_sections, sections_of
+from ropewalk.rope.axes import axes_from_sections, sections_of
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
 from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_tuple, as_whole, check_whole, is_number
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
-from ropewalk.rope.rope_parameters import axes_from_sections
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.values import MOST_SIZE, as_tuple, as_whole, check_whole, is_number
 
 Sizes = tuple[int, ...]

@@ -20,10 +20,10 @@ from ropewalk.errors import NoRotation, RopeError, library_errors
 from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, described, family_name, trained_as, unread_keys
 from ropewalk.families.adjustments import HEAD_DIM_KEYS, HEADS_KEYS, contradicts
 from ropewalk.families.values import MOST_TOKENS, as_whole, first, fraction, number, refuse_null, size
+from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.rope_parameters import (
     Blocks,
     Described,
-    axes_from_sections,
     block_of_layer,
     blocks_of_layers,
     check_keys,

@@ -35,7 +35,7 @@ class LearnedFrequencies(nn.Module):
     **Raises:** `RopeError` if `config` is not a `RopeConfig`, or `num_heads` is below 1.
     **Source:** Heo et al. 2024, arXiv:2403.13298, section 3.2 (RoPE-Mixed).
 
-    >>> from ropewalk.rope.rope_parameters import axes_from_sections
+    >>> from ropewalk.rope.axes import axes_from_sections
     >>> axes = axes_from_sections([4, 4])
     >>> config = RopeConfig(head_dim=16, interleaved=True, theta=10.0, axes=axes, axes_restart=True)
     >>> learned, q = LearnedFrequencies(config, num_heads=3), torch.randn(1, 49, 3, 16)
