@@ -70,7 +70,7 @@ def test_without_alpha_nothing_is_assumed():
 
 def test_every_layer_type_and_none():
     """The composite's model_type too; zeros are plain YaRN."""
-    zeros = [0.0] * 8
+    zeros = (0.0,) * 8
     composite = {"model_type": "mistral_large4", "text_config": {k: v for k, v in CONFIG.items() if k != "model_type"}}
     assert rw.RopeConfig.from_hf(composite, alpha=ALPHA) == rope()
     assert ModelRopes.from_hf(CONFIG, alpha=ALPHA).by_type == {None: rope()}

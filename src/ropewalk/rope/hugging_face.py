@@ -13,8 +13,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import NoRotation, RopeError, library_errors
 from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, described, family_name, trained_as, unread_keys
@@ -269,8 +267,8 @@ def _learned(scaling: Scaling | None, family: Family, name: str, alpha: Any) -> 
             facts={"alpha": None, "tensor in the checkpoint": f"rotary_emb.{family.module.learned}"},
             cure="Pass alpha=ropewalk.checkpoints.load.read_alpha(folder), or `rotary_emb.alpha` of the live module.",
         )
-    numbers = alpha.tolist() if isinstance(alpha, Tensor) and not alpha.is_meta else alpha
-    return LeRoPE(tuple(numbers) if isinstance(numbers, list) else numbers, of=scaling)
+    # a tensor with values becomes numbers; LeRoPE refuses one without, and what is no tensor has no such attribute
+    return LeRoPE(alpha if getattr(alpha, "is_meta", True) else tuple(alpha.tolist()), of=scaling)
 
 
 def _interleaved(config: Described, keys: Iterable[str], own: bool, reads_flag: bool) -> bool:
