@@ -174,6 +174,14 @@ def test_every_causal_family():
                     assert (window or 0) == max(module.sliding_window or 0, 0), (name, layer)
 
 
+def test_crop_is_attached_as_plain():
+    """The client crops: attached, the model is the one that was trained, also within its length."""
+    model, ids = small_model("llama"), torch.arange(3, 23)[None]
+    plain = outputs_of(model, ids)
+    with rw.attach(model, "crop", target=16):
+        torch.testing.assert_close(outputs_of(model, ids), plain)
+
+
 @pytest.mark.parametrize("method", ["as-is", "plain"])
 def test_a_block_that_no_layer_uses_is_kept(method):
     """The class may read it although the config has no such layer; a length that is not stated is the trained one."""

@@ -435,6 +435,12 @@ def test_modules_without_layer_types_have_one_of_the_ropes() -> None:
         for name, make in (("table", lambda rope: old(rope, rows)), ("frequencies", frequencies_only)):
             model.add_module(name, make(rope))
         assert [finding.severity for finding in check(model)] == ([] if right else ["error", "error"])
+    both = frequencies_only(full)  # the frequencies of one, and a table of the other under torchtune's names
+    both.register_buffer("theta", frequencies_only(local).inv_freq)
+    both.register_buffer("cache", torchtune(local, rows).cache)
+    model.add_module("frequencies", both)
+    del model.table
+    assert check(model) == ()
 
 
 def frequencies_only(rope: RopeConfig) -> nn.Module:

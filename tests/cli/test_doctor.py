@@ -131,6 +131,7 @@ def test_no_number_is_lost_in_a_narrow_terminal(
     [
         (["--method", "alibi"], "unknown method"),
         (["--target", "200", "--method", "yarn"], "needs a target beyond the trained length"),
+        (["--target", "200", "--method", "crop"], "crop differs from plain only if"),
         (["--target", "260"], "too few tokens for facts"),
         (["--text", "absent.txt"], "text cannot be read"),
         (["--state", __file__], "the path of the folder is a file"),

@@ -187,10 +187,13 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
     if isinstance(ropes, str) or kind in _UNDESCRIBED:
         return [_not_checked(kind, ropes if isinstance(ropes, str) else "its angles match no position")]
     found, labelled = list[Problem](), dict[str | None, _Comparison]()
-    for name, label, tensor in () if _is_attached(module) else probe.frequencies_of(module):
+    frequencies = [] if _is_attached(module) else [*probe.frequencies_of(module)]
+    for name, label, tensor in frequencies:
         rope = _nearest(ropes.of_label(label), tensor)
         if rope is not None:
-            one = labelled.setdefault(label, _Comparison(module, ropes, rope, label))
+            one, before = _Comparison(module, ropes, rope, label), labelled.get(label)
+            one.known |= before.known if before else set()
+            labelled[label] = one
             factor = getattr(module, f"{label}_attention_scaling" if label else "attention_scaling", None)
             problems = [*one.frequencies(name, tensor), *one.factor("attention_scaling", factor)]
             one.known |= {finding.code for _, finding in problems}
@@ -203,7 +206,8 @@ def examine(module: nn.Module, ropes: ModelRopes | str, looked_up: str | None = 
         tries = [list(one.tables(name, parts)) for one in candidates]
         fewest = min(tries, key=len)
         found += fewest
-    called = ([*labelled.values()] or candidates[:1]) if probe.takes_positions(module) else []
+    called = [*labelled.values()] if frequencies else candidates[:1]
+    called = called if probe.takes_positions(module) else []
     for one in called:
         differing = one.call(sines_first=looked_up in tensors)
         reason = "its forward does not support the positions of this rope, or fails"

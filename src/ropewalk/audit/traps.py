@@ -188,7 +188,7 @@ def local_layers_scaled(block: Block) -> Iterator[Finding]:
     rope, window = block.rope, block.window
     if rope is None or window is None or block.nested or block.is_trained or rope.unscaled() == rope:
         return
-    if window <= (rope.original_length or window):
+    if rope.original_length is not None and window <= rope.original_length:
         yield block.note(
             "local-layers-scaled",
             f"The layers that rotate never attend beyond their window of {window:,} tokens: the {block.rope_type} "

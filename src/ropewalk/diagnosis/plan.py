@@ -230,6 +230,12 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
     reach, own = Reach(design.trained_length, design.target), reader.positions
     crop = [CROP] * (design.extends and CROP not in (methods or ()))
     chosen = chosen_methods([*methods, *crop] if methods else None, own, reach)
+    if CROP in chosen and not design.extends:
+        raise RopeError(
+            "doctor: crop differs from plain only if the target exceeds the trained length.",
+            facts={"target": reach.target, "trained_length": reach.trained},
+            cure="Pass a longer --target, or leave out crop.",
+        )
     positions = {name: METHODS[name].positions(own, reach) for name in chosen}
     forms, seen = dict[str, MethodForm](), dict[object, str]()
     for name in chosen:

@@ -94,7 +94,7 @@ class Method:
         """
         if self.keeps_own:
             return current
-        if self.in_attention or self.crops:
+        if self.in_attention:
             self._check_extends(reach)
         extension = None if self.extension is None else self.extension(reach)
         ropes, extensions = list[RopeConfig | None](), list[Extension | None]()

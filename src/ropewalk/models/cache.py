@@ -14,7 +14,6 @@ from ropewalk.attention.masks import SlotTables, TokenLayout, real_tokens
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
-from ropewalk.rope.model_ropes import entries
 from ropewalk.rope.values import Float, as_whole, check_whole, checked
 from ropewalk.rotation.backends.request import Store
 
@@ -81,11 +80,15 @@ class KVCache:
         except RuntimeError as error:
             cure = 'Pass "cpu", "cuda:0" or "mps".'
             raise RopeError("KVCache: unknown `device`.", facts={"device": device}, cure=cure) from error
-        self.ropes: tuple[RopeConfig | None, ...] | None = None
-        if ropes is not None:
-            self.ropes = entries("KVCache", "ropes", tuple(ropes), num_layers)
-        given = (None,) * num_layers if extensions is None else tuple(extensions)
-        self.extensions: tuple[Extension | None, ...] = entries("KVCache", "extensions", given, num_layers)
+        self.ropes = tuple(ropes) if ropes is not None else None
+        self.extensions = (None,) * num_layers if extensions is None else tuple(extensions)
+        for name, of_layers in (("ropes", self.ropes), ("extensions", self.extensions)):
+            if of_layers is not None and len(of_layers) != num_layers:
+                raise RopeError(
+                    f"KVCache: `{name}` must have one entry per layer.",
+                    facts={"num_layers": num_layers, name: of_layers},
+                    cure="Pass one, or None, for each layer, as model.new_cache does.",
+                )
         self._lengths = [(0,) * batch] * num_layers
         self._writers: list[weakref.ref[nn.Module] | None] = [None] * num_layers
         self.seq_len = as_whole(seq_len)
