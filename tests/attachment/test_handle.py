@@ -174,6 +174,23 @@ def test_every_causal_family():
                     assert (window or 0) == max(module.sliding_window or 0, 0), (name, layer)
 
 
+def test_windows_are_those_of_the_live_layers():
+    """Also where no reading of the config knows them: Qwen3-MoE masks every layer under `use_sliding_window`."""
+    from transformers import ModernBertDecoderConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    config = Qwen3MoeConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=2, num_experts_per_tok=1,
+        use_sliding_window=True, sliding_window=16, max_position_embeddings=128,
+    )  # fmt: skip
+    model = Qwen3MoeForCausalLM(config).eval()
+    with pytest.raises(rw.RopeError, match="no effect"):
+        rw.attach(model, "dca", target=256)
+    for stated, window in ((8, 8), (None, None)):
+        own = ModelRopes.from_hf(ModernBertDecoderConfig(sliding_window=stated))
+        assert set(own.sliding_windows) == {None, window}
+
+
 def test_crop_is_attached_as_plain():
     """The client crops: attached, the model is the one that was trained, also within its length."""
     model, ids = small_model("llama"), torch.arange(3, 23)[None]

@@ -184,7 +184,12 @@ def test_nobody_is_told_to_change_what_a_model_was_trained_with() -> None:
     shipped = changed(QWEN25, own, model_type="gpt_oss", head_dim=64)
     local = changed(shipped, layer_types=["sliding_attention", "full_attention"])
     assert "local-layers-scaled" not in codes(local)
-    mistral = {**QWEN25, "model_type": "mistral", "sliding_window": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    mistral = {
+        **QWEN25,
+        "model_type": "mistral",
+        "sliding_window": 4096,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+    }
     unknown = {key: value for key, value in mistral.items() if key != "max_position_embeddings"}
     assert "local-layers-scaled" not in codes(unknown)
 

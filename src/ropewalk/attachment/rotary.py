@@ -22,7 +22,7 @@ from ropewalk.attachment.probe import (
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.families import family_named
 from ropewalk.rope.config import RopeConfig
-from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes
+from ropewalk.rope.model_ropes import TYPE_KEYS, ModelRopes, is_windowed
 from ropewalk.rope.tables import text_positions
 from ropewalk.rope.values import MOST_SIZE, as_whole
 from ropewalk.rotation.embedding import RotaryEmbedding
@@ -54,7 +54,7 @@ def text_config_of(model: nn.Module) -> Any:
 
 
 def positions_of(model: nn.Module, config: Any) -> ModelRopes:
-    """Return each layer's rope and window from a model's config, and from the module the factors that are learned.
+    """Return each layer's rope and window; the factors that are learned, and stated windows, are the live modules'.
 
     **Raises:** `RopeError` as `RopeConfig.from_hf`.
     """
@@ -63,12 +63,30 @@ def positions_of(model: nn.Module, config: Any) -> ModelRopes:
     if learned is not None:
         tensors = (tensors_of(one).get(learned) for one in model.modules() if belongs_to(one, config.model_type))
         alpha = next((tensor for tensor in tensors if tensor is not None), None)
-    return ModelRopes.from_hf(config, alpha=alpha)
+    found = ModelRopes.from_hf(config, alpha=alpha)
+    live = _live_windows(model, config.model_type)
+    # Exaone 4 has the number in every layer, and uses it by the layer's type
+    windows = (
+        live.get(layer, window) if window or label is None or is_windowed(label) else None
+        for layer, (label, window) in enumerate(zip(found.labels, found.sliding_windows, strict=True))
+    )
+    return replace(found, sliding_windows=tuple(windows))
 
 
 def belongs_to(module: nn.Module, model_type: str) -> bool:
     """Return whether a module was built from a config of this model_type, not for another part of the model."""
     return bool(getattr(getattr(module, "config", None), "model_type", None) == model_type)
+
+
+def _live_windows(model: nn.Module, model_type: str) -> dict[int, int | None]:
+    """Return the `sliding_window` (or None) of each attention module with this attribute, by layer."""
+    windows: dict[int, int | None] = {}
+    for module in model.modules():
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and hasattr(module, "sliding_window") and belongs_to(module, model_type):
+            window = module.sliding_window
+            windows[layer] = window if isinstance(window, int) and window > 0 else None
+    return windows
 
 
 # --- the form of a module's tables, and ours in it

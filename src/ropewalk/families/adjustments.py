@@ -45,8 +45,8 @@ def two_streams(fields: Fields, name: str) -> Fields:
 
 
 def half_window(fields: Fields, name: str) -> Fields:
-    """ModernBERT's decoder sees only the earlier half of `local_attention`, whatever its `sliding_window` says."""
-    return {**fields, "sliding_window": (as_whole(fields.get("local_attention", 128)) or 0) // 2}
+    """ModernBERT's decoder sees only the earlier half of `local_attention`, unless it states a `sliding_window`."""
+    return {"sliding_window": (as_whole(fields.get("local_attention", 128)) or 0) // 2, **fields}
 
 
 def speech_encoder(fields: Fields, name: str) -> Fields:
