@@ -100,14 +100,16 @@ def parse(text: str | bytes) -> Any:
     """Return the content of JSON; raise `ValueError` if it is damaged, or nested more than 100 deep."""
     with suppress(RecursionError):
         content = json.loads(text)
-        if not _is_deeper(content, 100):
-            return content
+        level = [content]
+        for _ in range(101):
+            outer, level = level, []
+            for one in outer:
+                for value in one.values() if isinstance(one, dict) else one if isinstance(one, list) else ():
+                    if isinstance(value, dict | list):
+                        level.append(value)
+            if not level:
+                return content
     raise json.JSONDecodeError("nested too deeply", "", 0)
-
-
-def _is_deeper(content: Any, levels: int) -> bool:
-    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    return any(not levels or _is_deeper(one, levels - 1) for one in inner if isinstance(one, dict | list))
 
 
 def _unreadable(source: str | Path, call: str, cure: str, error: object) -> RopeError:

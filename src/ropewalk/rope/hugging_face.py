@@ -376,9 +376,10 @@ def _rotary_dim(config: Described, block: Mapping[str, Any], head_dim: int, *, s
         refuse_null(block, key)
     if in_block is None and partial is not None:
         refuse_null(fields, *family.fraction_keys)
-    entries = filter(None, (in_block or first(fields, key), first(others, "rotary_pct")))
-    fractions = {own: fraction(value, own) for own, value in entries}
-    stated = {own: int(head_dim * share) for own, share in fractions.items()}
+    fractions, stated = dict[str, float](), dict[str, int]()
+    for own, value in filter(None, (in_block or first(fields, key), first(others, "rotary_pct"))):
+        fractions[own] = fraction(value, own)
+        stated[own] = int(head_dim * fractions[own])
     if family.mla and family.slice_of:
         width = sum(size({**family.defaults, **fields}, of) or 0 for of in family.slice_of)
         share = next(iter(fractions.values()), head_dim / (width or 1) if partial is None else partial)

@@ -18,11 +18,6 @@ _PLAIN_RULE = {"rope_type": "default"}
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
 
 
-def rope_types() -> tuple[str, ...]:
-    """Return every known `rope_type` of a block."""
-    return ("default", *(rule.hf_names[0] for rule in RULES.values() if rule.hf_names))
-
-
 _FOREIGN = {
     "attn_factor": "vLLM and llama.cpp multiply YaRN's own factor by it, and `attention_factor` replaces that factor: "
     "write `attention_factor`: attn_factor * (0.1 ln(factor) + 1).",
@@ -73,7 +68,8 @@ def rule_of(block: Mapping[str, Any], meanings: Mapping[str, tuple[str, str | No
         for rule in RULES.values():
             if rule.rope_type == meant if special else stated in rule.hf_names:
                 return rule
-    cure = nearest(str(stated), rope_types())
+    known = (rule.hf_names[0] for rule in RULES.values() if rule.hf_names)
+    cure = nearest(str(stated), ("default", *known))
     raise RopeError("from_hf: unknown `rope_type`.", facts={"rope_type": stated}, cure=cure)
 
 

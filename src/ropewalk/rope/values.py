@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import numbers
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -198,32 +199,31 @@ def check_trained_ratio(block: Block, rope_type: str, max_position_embeddings: i
 # --- fields of scaling rules
 
 _SCALE, _OWN = "a number above 0, at most {:,}", "Omit it for the rule's own factor; it multiplies queries and keys."
-_FIELDS: dict[str, tuple[str, Callable[[Any, float], bool], str]] = {
+_FIELDS: dict[str, tuple[str, float, bool, float | None, str]] = {
     "factor": (
-        "a number from 1 to {:g}",
-        lambda n, most: 1 <= n <= most,
+        "a number from 1 to {:g}", 1.0, True, None,
         "Pass target length / trained length; 1 leaves the frequencies unchanged.",
     ),
     TRAINED_KEY: (
-        f"a whole number of tokens from 1 to {MOST_TOKENS:,}",
-        lambda n, most: int(n) == n and 1 <= n <= MOST_TOKENS,
+        f"a whole number of tokens from 1 to {MOST_TOKENS:,}", 1.0, True, MOST_TOKENS,
         "Pass the length the model was trained at before extension.",
     ),
-    "theta": ("a finite number above 1", lambda n, _: n > 1, "Pass the new base, such as 500000.0 for Llama 2 Long."),
-    "partial_rotary_factor": ("between 0 and 1", lambda n, _: 0 <= n <= 1, "Pass the fraction of rotated pairs."),
-    "attention_factor": (_SCALE, lambda n, most: 0 < n <= most, _OWN),
-    "short_mscale": (_SCALE, lambda n, most: 0 < n <= most, _OWN),
-    "long_mscale": (_SCALE, lambda n, most: 0 < n <= most, _OWN),
-    "mscale": (_SCALE, lambda n, most: 0 <= n <= most, _OWN),  # 0: absent
-    "mscale_all_dim": (_SCALE, lambda n, most: 0 <= n <= most, _OWN),
-}
-"""What the fields of a name must be in every rule, in words and as a function, and the cure."""
+    "theta": ("a finite number above 1", 1.0, False, math.inf, "Pass the new base, such as 500000.0 for Llama 2 Long."),
+    "partial_rotary_factor": ("between 0 and 1", 0.0, True, 1.0, "Pass the fraction of rotated pairs."),
+    "attention_factor": (_SCALE, 0.0, False, None, _OWN),
+    "short_mscale": (_SCALE, 0.0, False, None, _OWN),
+    "long_mscale": (_SCALE, 0.0, False, None, _OWN),
+    "mscale": (_SCALE, 0.0, True, None, _OWN),  # 0: absent
+    "mscale_all_dim": (_SCALE, 0.0, True, None, _OWN),
+}  # fmt: skip
+"""Fields of every rule: what it must be, the least number and whether it is allowed, the largest, and the cure."""
 
 
 def check_field(where: str, key: str, value: Any, most: int | float = MOST_TOKENS) -> None:
     """Raise `RopeError` for a value that fields of this name do not allow; `most`: the largest factor."""
-    must_be, allows, cure = _FIELDS[key]
-    if not (is_number(value) and allows(value, most)):
+    must_be, least, allowed, largest, cure = _FIELDS[key]
+    within = is_number(value) and least <= value <= (most if largest is None else largest)
+    if not within or (value == least and not allowed) or (key == TRAINED_KEY and int(value) != value):
         raise RopeError(f"{where}: `{key}` must be {must_be.format(most)}.", facts={key: value}, cure=cure)
 
 
