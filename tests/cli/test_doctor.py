@@ -134,7 +134,8 @@ def test_no_number_is_lost_in_a_narrow_terminal(
         (["--target", "200", "--method", "crop"], "crop differs from plain only if"),
         (["--target", "260"], "too few tokens for facts"),
         (["--text", "absent.txt"], "text cannot be read"),
-        (["--state", __file__], "the path of the folder is a file"),
+        (["--trained-length", "16"], "the trained length is too short for four facts"),
+        (["--state", __file__], "`state` must be a folder, but it is a file"),
     ],
 )
 def test_bad_input_is_a_message_and_status_2(

@@ -109,6 +109,12 @@ class Opened:
         state, ids = self.settings.state, [one.ids.tobytes() for one in windows]
         key = fingerprint(form, torch.__version__, self.digest, *parts, ids)
         folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
+        if folder.is_file():
+            raise RopeError(
+                "doctor: `state` must be a folder, but it is a file.",
+                facts={"state": str(folder)},
+                cure="Pass a new folder: --state DIR.",
+            )
         made = Ledger(folder / kind, kind=kind, key=key)
         made.open(resume=self.settings.resume)
         return made
@@ -272,8 +278,14 @@ def _teller(
     serves = other.exceeds_chance(LEVEL) and not found.exceeds_chance(LEVEL)
     if not found.asked or serves or other.low > found.high:
         found, teller = other, another
-    if not found.asked and len(longest.tokens) < most:
-        raise _too_short(texts, settings, trained, teller)
+    if not found.asked:
+        if len(longest.tokens) < most:
+            raise _too_short(texts, settings, trained, teller)
+        raise RopeError(
+            "doctor: the trained length is too short for four facts.",
+            facts={"trained_length": trained, "tokens of four facts": GROUP * teller.size},
+            cure="Pass the right --trained-length.",
+        )
     return teller
 
 
