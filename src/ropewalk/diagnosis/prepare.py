@@ -109,7 +109,7 @@ class Opened:
         state, ids = self.settings.state, [one.ids.tobytes() for one in windows]
         key = fingerprint(form, torch.__version__, self.digest, *parts, ids)
         folder = cache_folder("doctor", key) if state is None else as_path(state, "doctor")
-        if folder.is_file():
+        if folder.exists() and not folder.is_dir():
             raise RopeError(
                 "doctor: `state` must be a folder, but it is a file.",
                 facts={"state": str(folder)},
