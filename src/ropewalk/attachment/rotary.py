@@ -343,7 +343,7 @@ def _own_tables(name: str, module: nn.Module, own: ModelRopes) -> Tables:
     made, tables = fresh(module), {}
     for label in layer_types_of(module):
         ropes = own.of_label(label)
-        if len(ropes) > 1 or not (label is None or {label, None} & own.by_type.keys()):
+        if not ({label, None} & own.by_type.keys() or (label is None and len(ropes) == 1)):
             raise RopeError(
                 "attach: the layer types of a rotary module differ from those of the config.",
                 facts={"module": name, "its layer type": label, "the config's": sorted(map(str, own.by_type))},
