@@ -82,7 +82,7 @@ def decay(config: Any, length: int = 256, *, seed: int = 0) -> Figure:
         for number, line in enumerate(shown["random_examples"]):
             second.plot(distances, line, color=INK, linewidth=0.9, label=None if number else "single draws")
         second.plot(distances, shown["random_mean"], color=BLUE, linewidth=2, linestyle="--", label="mean of draws")
-        second.set_ylim(top=1.35 * second.get_ylim()[1])
+        second.set_ylim(top=fit(1.35, 2.0) * second.get_ylim()[1])
         second.legend(loc="upper right", ncols=2, fontsize=8)
         panel(second, "random q and k: no decay")
         second.set_ylabel("score / |q| |k| (no unit)")
