@@ -70,7 +70,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=True)
         for values in (v.double(), v.double().abs())
     )
-    # bfloat16: a weight's rounding and the result's, half a unit each; beside it float32's sums
+    # in bfloat16 the weights and the result are rounded, by half a unit each; float32 rounds the sums
     allowed = (2.0**-8 * (sizes + exact.abs()) if q.dtype == torch.bfloat16 else 0.0) + 1e-5 * sizes
     wrong = (out[:, :, rows].double() - exact).abs() > allowed
     assert not wrong.any(), f"{int(wrong.sum())} numbers are out of bounds: nothing is recorded"

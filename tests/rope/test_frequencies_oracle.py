@@ -298,7 +298,7 @@ def test_smallest_theta_is_the_first_of_the_grid(dim: int, tokens: int) -> None:
 )
 def test_numbers_of_the_paper(dim: int, tokens: int, published: float, within: float) -> None:
     """Men et al.'s table: 2.7e4 for 4k (their grid is coarser: ours is 2.87e4) and 8.4e4 for 8k, at 128 features."""
-    assert smallest_theta(dim, tokens, at_least=0.9 * published) == pytest.approx(published, rel=within)
+    assert smallest_theta(dim, tokens, at_least=published / 2) == pytest.approx(published, rel=within)
 
 
 def test_never_below_what_is_asked() -> None:

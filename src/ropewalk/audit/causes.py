@@ -42,7 +42,7 @@ def cause_of(found: Columns, rope: RopeConfig, ropes: ModelRopes, tolerance: flo
     cause = fault_where(fits, rope, ropes)
     if cause is not None:
         return cause
-    alone = ModelRopes((faults.given(rope, expected),), (None,), (None,))  # whatever its attention factor
+    alone = ModelRopes((faults.given(rope, expected),), (None,), (None,))  # without its attention factor
     for cast in (faults.rounded(alone, dtype) for dtype in (torch.bfloat16, torch.float16)):
         if _gives(cast, found, min(tolerance, 1e-4)):
             return cast

@@ -28,7 +28,7 @@ def inspect(
         str | None, typer.Option(metavar="OTHER", help="Compare with this model; exit status 1 if attention differs.")
     ] = None,
     drafter: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="Compare the reach, theta and scaling of this drafter.")
+        str | None, typer.Option(metavar="OTHER", help="Compare the length, theta and scaling of this drafter.")
     ] = None,
     command: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What a run prepares: the model, its texts and lengths, and the windows, methods and facts for a target."""
+"""Prepare a run: the model, its texts and lengths, and the windows, methods and facts for a target."""
 
 from __future__ import annotations
 
