@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
+from ropewalk.errors import RopeError
 from ropewalk.imports import need
 
 AUTO = "auto"
@@ -74,6 +75,22 @@ def memory_for(numbers: int) -> str | None:
         return None
     needed, free = MEMORY * 4 * numbers, int(need("psutil").virtual_memory().available)
     return None if free > needed else f"needs {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+
+
+def computing_device(device: torch.device | str) -> torch.device:
+    """Return a device that can be used, or for "auto" the kind over which a model is spread; raise `RopeError` if none.
+
+    >>> computing_device("cpu")
+    device(type='cpu')
+    """
+    if device == AUTO:
+        return torch.accelerator.current_accelerator() or torch.device("cpu")
+    try:
+        torch.zeros(1, device=device).item()  # also refuses "meta", which has no numbers
+        return torch.device(device)
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+        facts = {"device": str(device), "error": str(error)}
+        raise RopeError("readers: this device cannot be used.", facts=facts, cure='Try "cpu".') from error
 
 
 def chosen_dtype(name: str, device: str) -> tuple[torch.dtype, str | None]:

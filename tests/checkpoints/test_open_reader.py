@@ -18,7 +18,6 @@ from ropewalk.checkpoints.load import load
 from ropewalk.checkpoints.opening import open_reader, reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
-from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
 from ropewalk.methods.ropes import Reach
@@ -121,17 +120,15 @@ def test_code_of_a_checkpoint_is_never_run(gemma: Path, tmp_path: Path) -> None:
         open_reader(folder)
 
 
-def test_a_device_map_is_handed_to_transformers(tmp_path: Path) -> None:
-    """The losses are the same; a file has no device map."""
+def test_a_model_is_spread_over_all_devices(tmp_path: Path) -> None:
+    """The losses are the same; a file is not spread."""
     llama, ids = folder_of("llama", tmp_path / "llama"), ids_of(50)
-    ours, spread = (open_reader(llama, device_map=where).window_losses(ids, chunk=16) for where in (None, "cpu"))
+    ours, spread = (open_reader(llama, device=where).window_losses(ids, chunk=16) for where in ("cpu", "auto"))
     assert abs(ours - spread).max() < CLOSE
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"GGUF")
     with pytest.raises(RopeError, match="need a Hugging Face folder"):
-        open_reader(gguf, device_map="cpu")
-    with pytest.raises(RopeError, match="mutually exclusive"):
-        DoctorSettings(device_map="auto", device="cuda")
+        open_reader(gguf, device="auto")
 
 
 def test_layers_with_the_hooks_of_several_devices(tmp_path: Path) -> None:

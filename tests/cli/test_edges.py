@@ -147,7 +147,7 @@ def test_output_that_is_not_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
             f"--target {HUGE}", "--length 0", "--trained-length 0",
         )),
         *(f"verify tiny --engine transformers {option} {value}" for value in (0, HUGE) for option in (
-            "--up-to", "--max-tokens", "--trained-length",
+            "--up-to", "--max-tokens", "--trained-length", "--device",
         )),
     ],
 )  # fmt: skip

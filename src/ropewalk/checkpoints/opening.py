@@ -20,7 +20,7 @@ from ropewalk.checkpoints.reader import Reader, text_tokenizer
 from ropewalk.checkpoints.sources import NATIVE, display_name, find
 from ropewalk.errors import RopeError, library_errors
 from ropewalk.imports import need
-from ropewalk.precision import is_slow, memory_for, name_of, slow_dtype_of
+from ropewalk.precision import AUTO, computing_device, is_slow, memory_for, name_of, slow_dtype_of
 from ropewalk.rope.config import RopeConfig
 from ropewalk.tokenizer import TextTokenizer
 
@@ -103,7 +103,6 @@ def open_reader(
     name: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
-    device_map: str | None = None,
 ) -> Reader:
     """Return the reader of a checkpoint: a Hugging Face folder, a .gguf file, a model of the hub, or "tiny".
 
@@ -111,30 +110,28 @@ def open_reader(
 
     **Arguments:**
     - `name`: in reports; defaults to that of the file or folder. `dtype`: None is that of `load`.
-    - `device_map`: passed to transformers' `from_pretrained`, in place of `device`, for a model that is larger than one
-      device. "auto" spreads its layers over this machine's devices.
+    - `device`: where to compute. "auto" spreads the layers of a large model over this machine's devices (transformers'
+      `device_map`, which needs accelerate).
+
+    **Raises:** `RopeError` for a device that cannot be used, and for a checkpoint as `load_live` does.
     """
-    path = find(source)
-    options = {} if device_map is None else {"device_map": device_map}
-    on_cpu = torch.device(device).type == "cpu" and not (options and torch.accelerator.is_available())
-    if dtype is None and on_cpu:
-        dtype = fast_dtype_or_warn(path, "open_reader")
-    if options and path.is_file():
+    path, spread = find(source), device == AUTO
+    if spread and path.is_file():
         raise RopeError(
             "readers: several devices need a Hugging Face folder.",
-            facts={"path": str(path), **options},
-            cure="Pass `device_map` with a folder.",
+            facts={"path": str(path), "device": device},
+            cure='Pass a folder, or one device, such as "cpu".',
         )
+    if computing_device(device).type == "cpu" and dtype is None:
+        dtype = fast_dtype_or_warn(path, "open_reader")
     need("transformers", "transformers")
-    return reader_of(load_live(path, dtype, device, **options), name or display_name(source, path))
+    return reader_of(load_live(path, dtype, device), name or display_name(source, path))
 
 
-def load_live(
-    path: Path, dtype: torch.dtype | None, device: torch.device | str, **options: str
-) -> tuple[Any, TextTokenizer | None]:
+def load_live(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> tuple[Any, TextTokenizer | None]:
     """Return the transformers model of a folder or a GGUF file in eval mode, and its tokenizer, or None.
 
-    `dtype` None: the stored dtype of a folder, and float32 for GGUF. `options`: `device_map`, instead of `device`.
+    `dtype` None: the stored dtype of a folder, and float32 for GGUF. `device`: as for `open_reader`.
 
     **Raises:** `RopeError` for an architecture that is not in transformers, for the checkpoint's own code, for pickled
     weights, and for missing or misshapen weights, which transformers would replace by random numbers.
@@ -145,8 +142,9 @@ def load_live(
     config = config_of(path)
     check_weights(path, getattr(config.get_text_config(decoder=True), "num_hidden_layers", None))
     stored = "auto" if dtype is None else dtype
-    model = _loaded(path, config, str(path), None, dtype=stored, use_safetensors=True, **options).eval()
-    return model if options else model.to(device), _tokenizer_of(path, model)
+    options = {"dtype": stored, "use_safetensors": True, **({"device_map": device} if device == AUTO else {})}
+    model = _loaded(path, config, str(path), None, **options).eval()
+    return model if device == AUTO else model.to(device), _tokenizer_of(path, model)
 
 
 def load_gguf(source: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> tuple[Any, TextTokenizer | None]:

@@ -79,11 +79,9 @@ def doctor(
     dtype: Annotated[
         str, typer.Option(help=f"Dtype of the weights: {', '.join(DTYPES)}; auto is bfloat16 if that is fast here.")
     ] = "float32",
-    device: Annotated[str, typer.Option(help="Device to compute on: cpu, cuda, ...")] = "cpu",
-    device_map: Annotated[
-        str | None,
-        typer.Option(help="transformers' device_map, instead of --device: auto spreads the layers over the devices."),
-    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Device to compute on: cpu, cuda, ...; auto spreads the layers over all devices.")
+    ] = "cpu",
     json_file: Annotated[Path | None, path("Write all results to this file.", "--json")] = None,
     report: Annotated[Path | None, path("Write index.html and figures into this folder.")] = None,
     state: Annotated[
@@ -100,8 +98,7 @@ def doctor(
 
     settings = DoctorSettings(
         target=target, trained_length=trained_length, text=text or None, methods=methods or None, engine=engine,
-        minutes=minutes, windows=windows, seed=seed, dtype=dtype, device=device, device_map=device_map, state=state,
-        resume=resume,
+        minutes=minutes, windows=windows, seed=seed, dtype=dtype, device=device, state=state, resume=resume,
     )  # fmt: skip
     if json_file is not None:
         check_output(json_file)

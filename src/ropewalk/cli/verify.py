@@ -56,9 +56,9 @@ def verify(
         str | None, typer.Option(help="The model's name on the server [default: the first in its list].")
     ] = None,
     trained_length: Annotated[int | None, tokens("Trained length in tokens [default: from the config].")] = None,
-    device_map: Annotated[
-        str | None, typer.Option(help='Spread a large model over devices with transformers, such as "auto".')
-    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Device of our side: cpu, cuda, ...; auto spreads the layers over all devices.")
+    ] = "cpu",
     state: Annotated[
         Path | None, path("Folder to save our own predictions for the next check [default: the user's cache].")
     ] = None,
@@ -80,7 +80,7 @@ def verify(
             check_output(file)
     predicting: dict[str, Any] = {
         "expect": expect, "up_to": up_to, "text": text, "trained_length": trained_length, "state": state or _cache(),
-        "device_map": device_map,
+        "device": device,
     }  # fmt: skip
     try:
         check_modes(model, engine, golden, write)

@@ -30,7 +30,7 @@ from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
 from ropewalk.methods import Reach, required_trained_length, settled, settled_by_length, unsettled
 from ropewalk.methods.table import METHODS, default_methods
-from ropewalk.precision import chosen_dtype
+from ropewalk.precision import chosen_dtype, computing_device
 from ropewalk.progress import Progress, duration, expect, shown
 from ropewalk.rope.config import RopeConfig
 from ropewalk.serving.engines import ENGINES
@@ -349,7 +349,7 @@ def _texts(built_in: bool, settings: DoctorSettings, reader: Reader) -> tuple[Te
 def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, str | None]:
     """Return the model's config, its reader on its device, and a reason for its dtype, if there is one."""
     if not isinstance(model, str | Path):
-        given = {name: getattr(settings, name) for name in ("dtype", "device", "device_map") if settings.changes(name)}
+        given = {name: getattr(settings, name) for name in ("dtype", "device") if settings.changes(name)}
         if given:
             raise RopeError(
                 "doctor: `dtype` and `device` do not apply to a model that is passed as an object.",
@@ -360,18 +360,8 @@ def _open(model: object, settings: DoctorSettings) -> tuple[Checkpoint, Reader, 
         reader = reader_of(model)
         return Checkpoint.of_positions(reader.name, reader.positions), reader, note
     source = Checkpoint.open(model)
-    try:
-        device = torch.device(settings.device)
-        torch.zeros(1, device=device).item()  # also refuses "meta", which has no numbers
-    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        raise RopeError(
-            "doctor: this device cannot be used.",
-            facts={"device": settings.device, "error": str(error)},
-            cure="Try --device cpu.",
-        ) from error
-    dtype, reason = chosen_dtype(settings.dtype, str(device))
-    reader = open_reader(model, name=source.name, dtype=dtype, device=device, device_map=settings.device_map)
-    return source, reader, reason
+    dtype, reason = chosen_dtype(settings.dtype, str(computing_device(settings.device)))
+    return source, open_reader(model, name=source.name, dtype=dtype, device=settings.device), reason
 
 
 # Find the frequencies of the training: those with the scaling in the config, or those without it

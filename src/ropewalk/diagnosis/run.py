@@ -50,7 +50,6 @@ def doctor(
     seed: int = 0,
     dtype: str = "float32",
     device: str = "cpu",
-    device_map: str | None = None,
     state: str | Path | None = None,
     resume: bool = False,
     progress: Progress | bool | None = None,
@@ -89,7 +88,7 @@ def doctor(
     """
     settings = DoctorSettings(
         target=target, trained_length=trained_length, text=text, methods=methods, engine=engine, minutes=minutes,
-        windows=windows, seed=seed, dtype=dtype, device=device, device_map=device_map, state=state, resume=resume,
+        windows=windows, seed=seed, dtype=dtype, device=device, state=state, resume=resume,
     )  # fmt: skip
     if tokenizer is not None:
         if isinstance(model, str | Path | tuple):

@@ -42,7 +42,6 @@ class DoctorSettings:
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
-    device_map: str | None = None
     state: str | Path | None = None
     resume: bool = False
 
@@ -56,12 +55,6 @@ class DoctorSettings:
                 raise RopeError(f"doctor: unknown {name}.", facts={name: getattr(self, name)}, cure=cure)
         if self.minutes is not None and not (isinstance(self.minutes, float) and self.minutes == math.inf):
             check_positive("doctor", minutes=self.minutes)
-        if self.device_map is not None and self.changes("device"):
-            raise RopeError(
-                "doctor: `device` and `device_map` are mutually exclusive.",
-                facts={"device": self.device, "device_map": self.device_map},
-                cure="Pass one of them.",
-            )
 
     def changes(self, name: str) -> bool:
         """Return whether a setting differs from its default."""

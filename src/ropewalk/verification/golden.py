@@ -328,7 +328,7 @@ def write_golden(
     """Write the golden predictions of a model, and return them.
 
     **Arguments:**
-    - `model`, `options`: as for `verify` (`expect`, `up_to`, `text`, `trained_length`, `state`, `device_map`).
+    - `model`, `options`: as for `verify` (`expect`, `up_to`, `text`, `trained_length`, `state`, `device`).
     - `path`: the file.
 
     **Raises:** `RopeError` if the model cannot be read.

@@ -57,7 +57,7 @@ def verify(
     wait: float = WAIT,
     trained_length: int | None = None,
     state: str | Path | None = None,
-    device_map: str | None = None,
+    device: str = "cpu",
     progress: Progress | bool | None = None,
 ) -> Verification:
     """Determine from a few log-probabilities which rotary embedding an engine applies to a model.
@@ -79,7 +79,7 @@ def verify(
     - `wait`: seconds for which a server that is not reached, or that is loading, is asked again.
     - `trained_length`: in tokens, if the config does not contain it.
     - `state`: a folder to save our own predictions for the next run. Defaults to none.
-    - `device_map`: spreads a model over devices, such as "auto"; see `ropewalk.checkpoints.opening.open_reader`.
+    - `device`: where our side computes; "auto" spreads the layers of a large model over all devices.
     - `progress`: an object with `begin` and `advance`, True or False. None shows it on a terminal and in a notebook.
 
     **Returns:** a `Verification`: `.verdict`, `.exit_status` (0 as expected, 1 other, 3 undecided), `.to_json()`.
@@ -96,7 +96,7 @@ def verify(
     begun = time.monotonic()
     check_whole("verify", max_tokens=max_tokens, optional=False)
     side = OurSide(
-        model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state, device_map=device_map
+        model, expect=expect, up_to=up_to, text=text, trained_length=trained_length, state=state, device=device
     )
     source = model if isinstance(model, str | Path) else side.model
     options: dict[str, Any] = {"served_name": served_name, "wait": wait, "max_tokens": max_tokens}
@@ -183,7 +183,7 @@ class Predictions:
 class OurSide:
     """Our side of a check, computed by our own model; see `ropewalk.verification.fit.Side`.
 
-    The options are those of `verify`. The model computes in float32, with `device_map` in the dtype of the weights if
+    The options are those of `verify`. The model computes in float32, on several devices in the dtype of the weights if
     that is fast.
 
     **Raises:** `RopeError` for a model without a tokenizer or a trained length.
@@ -198,12 +198,18 @@ class OurSide:
         text: str | Path | None = None,
         trained_length: int | None = None,
         state: str | Path | None = None,
-        device_map: str | None = None,
+        device: str = "cpu",
     ) -> None:
         check_whole("verify", up_to=up_to, trained_length=trained_length)
         self.text = read_text(text, LEAST_BYTES)[1]
         if isinstance(model, str | Path):
-            reader = open_reader(model, dtype=None if device_map else torch.float32, device_map=device_map)
+            reader = open_reader(model, dtype=None if device == "auto" else torch.float32, device=device)
+        elif device != "cpu":
+            raise RopeError(
+                "verify: `device` does not apply to a model that is passed as an object.",
+                facts={"device": device},
+                cure="Move it before: model.to(...).",
+            )
         else:
             model, note = fast_copy(model)
             if note is not None:
