@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
-from transformers import AutoModelForCausalLM, FalconConfig, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache, FalconConfig, StaticCache
 
 import ropewalk as rw
+from ropewalk import compiled
 from ropewalk.attachment import attachment_of, live_attention
 from ropewalk.checkpoints.live_model import cache_argument
 from ropewalk.methods import METHODS, Reach
-from ropewalk.methods.faulty_rules import ScaledLogits
 from ropewalk.rope.extensions import DualChunk, ReRoPE, SelfExtend
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rotation.backends import reference
 from tests.attachment.families import ALL, outputs_of, small_model
+from tests.models.forms import Louder
 from tests.parity import causal
 
-RULES = [ReRoPE(20), SelfExtend(4, 16), DualChunk(24, 32), ScaledLogits(1.5), ReRoPE(20, log_n=32)]
+
+@dataclass(frozen=True)
+class Sharper(Louder):
+    """Logits that grow by half over the texts of this file."""
+
+    def logit_scale(self, index: torch.Tensor) -> torch.Tensor:
+        return 1 + index.double() / 300
+
+
+RULES = [ReRoPE(20), SelfExtend(4, 16), DualChunk(24, 32), Sharper(), ReRoPE(20, log_n=32)]
 WINDOWED = {"mistral", "starcoder2", "cohere2", "exaone4"}  # every layer that rotates sees a window: nothing to remap
 LARGE_THETAS = ("cohere", "ernie4_5", "gemma3_text", "gpt_oss", "mixtral", "olmo3", "smollm3", "solar_open")
 NO_EFFECT = {**dict.fromkeys(WINDOWED, "yarn abf dca"), **dict.fromkeys(LARGE_THETAS, "abf")}
@@ -46,7 +56,7 @@ def under(own: ModelRopes, rule: object) -> ModelRopes:
     return replace(own, extensions=tuple(rule if takes else None for takes in able))
 
 
-@pytest.mark.parametrize("method", [name for name, record in METHODS.items() if not record.crops])
+@pytest.mark.parametrize("method", METHODS)
 @torch.no_grad()
 def test_every_method_is_that_of_our_decoder(llama, decoder, method):
     """Logits of our decoder, whose methods have oracles of their own; the model without a method differs."""
@@ -180,6 +190,9 @@ def test_a_static_cache(llama, monkeypatch, by_kernel):
         cache = StaticCache(config=llama.config, max_cache_len=200)
         made = llama.generate(IDS, **{cache_argument(llama): cache}, disable_compile=True, **options)
         assert torch.equal(made, llama.generate(IDS, **options))
+        cache = StaticCache(config=llama.config, max_cache_len=200)
+        filled = llama(IDS, **{cache_argument(llama): cache}).logits  # without a mask over the free slots
+        assert (filled - outputs_of(llama, IDS)).abs().max() <= 1e-4
     assert not torch.equal(made, llama.generate(IDS, **options))
 
 
@@ -210,11 +223,8 @@ def test_only_this_model_and_only_while_attached(llama):
 def test_our_kernel_serves(name, monkeypatch):
     """`kernels=True`: whole texts, chunks, windows and padded rows give the logits of transformers' attention."""
     model = small_model(name)
-    served = []
-    choose = live_attention.choose_attention
-    monkeypatch.setattr(
-        live_attention, "choose_attention", lambda *tensors, **options: served.append(1) or choose(*tensors, **options)
-    )
+    served, request = [], live_attention.AttentionRequest
+    monkeypatch.setattr(live_attention, "AttentionRequest", lambda *given: served.append(1) or request(*given))
     expected = outputs_of(model, IDS)
     padded = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
     options = {"attention_mask": MASK, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
@@ -224,12 +234,14 @@ def test_our_kernel_serves(name, monkeypatch):
         ours = outputs_of(model, IDS, attention_mask=MASK, position_ids=(MASK.cumsum(-1) - 1).clamp(min=0))
         assert (ours - padded)[MASK.bool()].abs().max() <= 1e-4
         assert torch.equal(model.generate(IDS, **options), tokens)
-        first, key = model(input_ids=IDS[:, :90], use_cache=True), cache_argument(model)
-        rest = model(input_ids=IDS[:, 90:], **{key: getattr(first, key)}).logits
-        assert (rest - expected[:, 90:]).abs().max() <= 1e-4
+        for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=200)):
+            parts = [model(ids, **{cache_argument(model): cache}).logits for ids in IDS.split(90, 1)]
+            assert (torch.cat(parts, 1) - expected).abs().max() <= 1e-4
         with torch.enable_grad():
             assert model(input_ids=IDS, labels=IDS).loss.requires_grad
-    assert bool(served) == (name != "deepseek_v2")  # its values are narrower than its keys: transformers' own serves
+    assert bool(served) == (
+        name != "deepseek_v2" and compiled.kernels is not None
+    )  # its values are narrower than its keys: transformers' own serves
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss"])
@@ -266,6 +278,15 @@ def test_what_cannot_be_told_is_refused():
         handle.set_positions(replace(handle.own, extensions=(RULES[0], None, None, None)))
     with rw.attach(small_model("smollm3")) as handle, pytest.raises(rw.RopeError, match="neither a rope"):
         handle.set_positions(replace(handle.own, extensions=(None, None, None, RULES[0])))
+    model = causal.small_model("moshi")
+    with rw.attach(model) as handle:
+        handle.set_positions(handle.own.with_rope((None, *handle.own.ropes[1:])))
+        with pytest.raises(rw.RopeError, match="does not pass position ids to its attention layers"):
+            outputs_of(model, IDS)
+    model = small_model("llama")
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(rw.RopeError, match="does not go through transformers' attention functions"):
+        rw.attach(model, "rerope", target=256)
     shape = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     falcon = AutoModelForCausalLM.from_config(FalconConfig(**shape, max_position_embeddings=64))
     with pytest.raises(rw.RopeError, match="depends on the name"):  # its attention asks for sdpa
@@ -345,13 +366,14 @@ def test_masks_are_read_as_intervals(additive: bool) -> None:
     def form(mask: torch.Tensor) -> torch.Tensor:
         return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min) if additive else mask
 
-    plain = live_attention.read_layout(q, q, form(causal_mask), None)
+    plain, masked = (live_attention.read_layout(q, q, form(mask), None) for mask in (causal_mask, padded))
     assert plain.plain
     assert not isinstance(plain, live_attention.MaskedLayout)
-    assert isinstance(live_attention.read_layout(q, q, form(padded), None), live_attention.MaskedLayout)
+    assert isinstance(masked, live_attention.MaskedLayout)
+    assert [edge[0, 2:].tolist() for edge in masked.intervals or ()] == [[2, 2, 2], [3, 4, 5]]
     for mask, low, high in ((causal_mask, 0, [1, 2, 3, 4, 5]), (padded, 2, [3, 4, 5])):
         bounds = live_attention.read_bounds(q, q, form(mask))
         assert bounds is not None
         assert (bounds.low[0, -3:].tolist(), bounds.high[0].tolist()[-len(high) :]) == ([low] * 3, high)
-    slopes = torch.where(causal_mask, -torch.arange(5.0), -1e9)
-    assert live_attention.read_bounds(q, q, slopes) is None
+    slopes, of_heads = torch.where(causal_mask, -torch.arange(5.0), -1e9), form(padded).expand(1, 2, 5, 5)
+    assert live_attention.read_bounds(q, q, slopes) is live_attention.read_bounds(q, q, of_heads) is None

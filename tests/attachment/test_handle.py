@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of, live_attention
+from ropewalk.attachment.check import TOKENS, ShortForward, ordinary_ids, typical_difference
 from ropewalk.attachment.config_keys import fields_under
 from ropewalk.attachment.rotary import LayerTables, belongs_to
 from ropewalk.methods import METHODS, Reach
@@ -31,8 +32,11 @@ SAID = [name for name, record in METHODS.items() if record.config is not None an
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers by it
 @torch.no_grad()
-def test_a_second_handle_through_a_wrapper_is_refused():
-    """The model, the model inside it and peft's wrapper around it share one rotary module, and so one handle."""
+def test_a_wrapper_shares_the_handle_of_its_model(tmp_path):
+    """The model, the model inside it and peft's wrapper around it share one rotary module, and so one handle.
+
+    After `attach` of the wrapper, the merged model is saved with the method.
+    """
     from peft import LoraConfig, get_peft_model
 
     model = small_model("llama")
@@ -51,6 +55,9 @@ def test_a_second_handle_through_a_wrapper_is_refused():
     inner.detach()
     assert torch.equal(outputs_of(model, IDS), own)
     assert not any("forward" in vars(module) for module in model.modules())
+    with rw.attach(wrapper, "yarn", target=256):
+        wrapper.merge_and_unload().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
 
 
 @torch.no_grad()
@@ -105,17 +112,6 @@ def test_copies(llama, tmp_path):
     assert torch.equal(under, changed)
     attachment_of(inner).detach()
     assert torch.equal(llama.lm_head(outputs_of(inner, IDS)), own)
-
-
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_a_model_inside_an_attached_wrapper_saves_the_method(tmp_path):
-    """After `attach` of peft's wrapper, the merged model is saved with the method."""
-    from peft import LoraConfig, get_peft_model
-
-    wrapper = get_peft_model(small_model("llama"), LoraConfig(r=2, target_modules=["q_proj"]))
-    with rw.attach(wrapper, "yarn", target=256):
-        wrapper.merge_and_unload().save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_type"] == "yarn"
 
 
 # under a yarn block DeepSeek's class also scales the softmax by the block's mscale, which no rope describes
@@ -191,14 +187,6 @@ def test_windows_are_those_of_the_live_layers():
         assert set(own.sliding_windows) == {None, window}
 
 
-def test_crop_is_attached_as_plain():
-    """The client crops: attached, the model is the one that was trained, also within its length."""
-    model, ids = small_model("llama"), torch.arange(3, 23)[None]
-    plain = outputs_of(model, ids)
-    with rw.attach(model, "crop", target=16):
-        torch.testing.assert_close(outputs_of(model, ids), plain)
-
-
 @pytest.mark.parametrize("method", ["as-is", "plain"])
 def test_a_block_that_no_layer_uses_is_kept(method):
     """The class may read it although the config has no such layer; a length that is not stated is the trained one."""
@@ -221,14 +209,18 @@ def test_an_unknown_family_is_refused_with_its_class_and_file():
     assert refused.value.facts["file"].endswith("models/llama/modeling_llama.py")
 
 
-@pytest.mark.parametrize(("name", "method"), [("llama", "self-extend"), ("gemma2", "yarn")])
+@pytest.mark.parametrize(
+    ("name", "method", "reason"),
+    [("llama", "self-extend", ""), ("gemma2", "yarn", "layers with a window keep theirs")],
+)
 @torch.no_grad()
-def test_a_method_that_no_config_expresses_is_saved_by_its_name(tmp_path, name, method):
+def test_a_method_that_no_config_expresses_is_saved_by_its_name(tmp_path, name, method, reason):
     """In attention, or a rope for some layers where a config has one: `attach` applies it to what was loaded."""
     model = small_model(name)
     with rw.attach(model, method, target=256) as handle:
-        with pytest.warns(UserWarning, match="cannot be written"):
+        with pytest.warns(UserWarning, match=f"cannot be written.*{reason}") as warned:
             model.save_pretrained(folder := tmp_path / "a")
+        assert warned[0].filename == __file__
         expected, read = outputs_of(model, IDS), AutoModelForCausalLM.from_pretrained(folder).eval()
         handle.set_positions(
             replace(handle.positions, extensions=(*handle.positions.extensions[:-1], ScaledLogits(2.0)))
@@ -291,6 +283,20 @@ def test_readmes_python(outliers, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
     assert names["model"].dtype == torch.bfloat16
     assert names["handle"].attached
+
+
+def test_the_tokens_of_the_check_are_ordinary():
+    """They differ, are spread over the middle of the vocabulary, and none is in the config; one outlier is ignored."""
+    config = small_model("llama", vocab_size=SIZE, eos_token_id=[100, 160], image_token_id=200).config
+    for size in (SIZE, 0):
+        config.vocab_size = size
+        ids, edge = ordinary_ids(config).tolist(), (size or 256) // 8
+        assert len({*ids} - {100, 160, 200}) == TOKENS
+        assert edge <= min(ids) < 2 * edge
+        assert 6 * edge <= max(ids) < 7 * edge
+    one, other = (ShortForward(torch.zeros(1, 3, 2), torch.float32) for _ in range(2))
+    other.outputs[0, 1, 1] = 9.0
+    assert typical_difference(one, other) == 0.0
 
 
 @pytest.mark.parametrize("method", ["dca", "rerope"])

@@ -53,9 +53,11 @@ def test_axes_of_multimodal_positions():
     model = small_model("qwen2_vl_text")
     ids = torch.stack([torch.arange(24), torch.arange(24) // 5, torch.arange(24) % 5])[:, None]
     before = outputs_of(model, IDS, position_ids=ids)
-    with rw.attach(model):
+    with rw.attach(model) as handle:
         assert (outputs_of(model, IDS, position_ids=ids) - before).abs().max() <= 1e-4
         assert (outputs_of(model, IDS) - before).abs().max() > 0.1
+        handle.set_positions(handle.own.with_rope(None))
+        assert torch.equal(outputs_of(model, IDS, position_ids=ids), outputs_of(model, IDS))
 
 
 @torch.no_grad()

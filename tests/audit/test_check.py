@@ -19,7 +19,7 @@ from ropewalk.families import FAMILIES, family_name
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import DynamicNTK, YaRN
+from ropewalk.rope.scaling import DynamicNTK, LongRoPE, YaRN
 
 pytest.importorskip("transformers")
 
@@ -323,6 +323,13 @@ def vllm(rope: RopeConfig, rows: int = 64) -> nn.Module:
     return module
 
 
+def vllm_with_two_tables(*lengths: int) -> nn.Module:
+    """The interface of vLLM's LongRoPE: 64 rows for short texts, then 256 for long ones."""
+    tables = [vllm(LONG_TABLE, length).cos_sin_cache[:rows] for length, rows in zip(lengths, (64, 256), strict=True)]
+    factor = inverse_frequencies(LONG_TABLE, 256).attention_factor
+    return with_buffers(long_short_cos_sin_cache=factor * torch.cat(tables))
+
+
 def torchtune(rope: RopeConfig, rows: int = 64) -> nn.Module:
     """The interface of torchtune's RotaryPositionalEmbeddings."""
     x = angles(rope, rows)
@@ -387,6 +394,8 @@ def having(module: nn.Module, **attributes: Any) -> nn.Module:
 
 
 DYNAMIC_TABLE = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=DynamicNTK(4.0))
+LONG_TABLE = RopeConfig(16, interleaved=False, max_position_embeddings=256,
+                        scaling=LongRoPE(tuple(LONG["short_factor"]), tuple(LONG["long_factor"]), 64))  # fmt: skip
 YARN_TABLE = RopeConfig(16, interleaved=False, max_position_embeddings=64, scaling=YaRN(4.0, 16))
 
 
@@ -403,6 +412,8 @@ YARN_TABLE = RopeConfig(16, interleaved=False, max_position_embeddings=64, scali
         (lambda: vllm(DYNAMIC_TABLE, 256), DYNAMIC_TABLE, ("one-length", "note", "256 tokens at every length")),
         (lambda: vllm(YARN_TABLE), YARN_TABLE,
          ("attention-factor", "error", "1, expected 1.13863: yarn without its attention factor")),
+        (lambda: vllm_with_two_tables(64, 256), LONG_TABLE, None),
+        (lambda: vllm_with_two_tables(65, 256), LONG_TABLE, ("tables", "error", "(short factors)")),
         (lambda: nn.Linear(2, 2), PLAIN, ("no-rotary-module", "warning", "so nothing was checked")),
     ],
 )  # fmt: skip

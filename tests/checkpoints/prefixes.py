@@ -25,7 +25,7 @@ def read(prefix: Prefix, input_ids: Sequence[int], chunk: int = CHUNK) -> torch.
 
 def prefix_of(reader: Reader, input_ids: Sequence[int], *, seq_len: int, chunk: int = CHUNK) -> Prefix:
     """A prefix of these tokens, at the frequencies of `seq_len` tokens."""
-    prefix = Prefix(reader._at(seq_len), new_cache(reader.model.config, seq_len + ASK_TOKENS))
+    prefix = Prefix(reader._at(seq_len), new_cache(reader.model.config, seq_len + ASK_TOKENS), 0)
     read(prefix, input_ids, chunk)
     return prefix
 
@@ -50,7 +50,7 @@ class OurEngine:
 
     def _steps(self, input_ids: Sequence[int], tokens: int) -> list[NextTokens]:
         seq_len = len(input_ids) + tokens - 1
-        prefix = Prefix(self.reader._at(seq_len), new_cache(self.reader.model.config, seq_len))
+        prefix = Prefix(self.reader._at(seq_len), new_cache(self.reader.model.config, seq_len), 0)
         steps, ids = list[NextTokens](), list(input_ids)
         while len(steps) < tokens:
             top = likeliest(read(prefix, ids), TOP)

@@ -122,13 +122,14 @@ def rope_fields(
     if len(ropes) < len(wanted):
         return "a config of this family cannot describe a model without a rope"
     trained = trained_length_of(own)
-    lengths = compared_lengths(trained or 2048, target or 2 * (trained or 2048))
+    longest = target or trained or 2048
+    lengths = compared_lengths(trained or longest, longest)
     maxima = [one for one in (length or target, fields.get("max_position_embeddings"), trained) if one]
     # named rules first, then divisors: Phi-3's class takes no other rule, and requires the fraction, also if it is 1.0
     named = {label: block_of(rope) for label, rope in ropes.items()}
     named = {label: block if block and block["rope_type"] != "longrope" else None for label, block in named.items()}
     divided = {
-        label: named[label] if rope.scaling is None else longrope_block(rope, trained or 0, target or trained or 0)
+        label: named[label] if rope.scaling is None else longrope_block(rope, trained or 0, longest)
         for label, rope in ropes.items()
     }
     before = {label: (stated.get(label) or {}) if nested else stated for label in ropes}

@@ -157,9 +157,9 @@ class Attachment:
     @property
     def takes_layouts(self) -> bool:
         """Return whether every layer's attention follows the layout of `calls_with`, so that branches are possible."""
-        windows = {None: None, "full_attention": False, "sliding_attention": True}  # chunks follow neither rule
+        windowed = {"full_attention": False, "sliding_attention": True}  # chunks follow neither rule
         known = all(
-            windows.get(label, not window) in (None, window is not None)
+            label is None or windowed.get(label) == (window is not None)
             for label, window in zip(self.own.labels, self.own.sliding_windows, strict=True)
         )
         masked = getattr(self._config, "_attn_implementation", None) in WITH_MASKS
@@ -319,7 +319,7 @@ class Attachment:
 
     def _check_called(self) -> None:
         """Raise `RopeError` if the last forward did not call the extension of each layer."""
-        if not all(state.calls for state in self._states if state.extension is not None):
+        if not all(state.called for state in self._states if state.extension is not None):
             raise RopeError(
                 "attach: this model's attention does not go through transformers' attention functions.",
                 facts={"model": type(self.model).__name__},
@@ -489,8 +489,9 @@ def _under(
             facts={"trained_length": trained},
             cure=f"Pass target=..., for example {4 * trained}.",
         )
-    wanted = method.positions(own, Reach(trained, target or trained))
-    no_effect = why_no_effect(own, wanted, target or trained) if method.extends else None
+    reach = Reach(trained, target or trained)
+    wanted = method.positions(own, reach)
+    no_effect = why_no_effect(own, wanted, reach.target) if method.extends else None
     if no_effect is not None:
         raise RopeError(
             f"attach: `{method.name}` has no effect on this model: {no_effect}.",

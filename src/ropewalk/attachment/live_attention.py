@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ropewalk.attachment.rotary import Calls, PerCall, Replaced, belongs_to
 from ropewalk.attention.attend import LogitRules
 from ropewalk.attention.masks import SlotTables, TokenLayout, Visibility
-from ropewalk.attention.remap import Remap, attend_remapped
+from ropewalk.attention.remap import Remap, attend_remapped, scaled
 from ropewalk.errors import RopeError
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension, ReRoPE
@@ -83,8 +83,8 @@ class LayerAttention:
     config: Any
     rotated: Slice
     layouts: CallLayouts
-    kernels: bool = False
-    calls: int = 0
+    kernels: bool
+    called: bool = False
     _rotary: RotaryEmbedding | None = field(default=None, repr=False)
 
     def __call__(
@@ -92,7 +92,7 @@ class LayerAttention:
     ) -> tuple[Tensor, Tensor | None]:
         """Compute attention: q `[batch, heads, seq, head_dim]`, output `[batch, seq, heads, head_dim of values]`."""
         if not torch.compiler.is_compiling():
-            self.calls += 1
+            self.called = True
         if torch.is_autocast_enabled(q.device.type):  # as torch's own attention casts its arguments
             dtype = torch.get_autocast_dtype(q.device.type)
             q, keys, values = q.to(dtype), keys.to(dtype), values.to(dtype)
@@ -106,7 +106,8 @@ class LayerAttention:
                 )
             return self._remapped(self.extension, q, keys, values, mask, options), None
         if self.extension is not None:
-            q = self._scaled(self.extension, q, keys, mask, options)
+            factor = self.extension.logit_scale(self._index(q, keys, mask, options))
+            q = scaled(q.transpose(1, 2), factor).transpose(1, 2)
         if self.kernels and not unknown:
             output = self._by_kernel(module, q, keys, values, mask, options)
             if output is not None:
@@ -130,40 +131,32 @@ class LayerAttention:
             return None
         if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
             return None
-        rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
+        rules = _rules(options)
         # on a GPU the model's own function also serves softcaps and sinks
         serves = rules.none or not q.is_cpu
         kernel = choose_attention(q, keys, values, sinks=rules.sinks, torch_serves=serves)
         bounds = self.layouts.bounds(q, keys, mask, self.window) if kernel.kernels else ()
         if not 0 < len(bounds) <= kernel.most_regions:
             return None
-        scaling = options.get("scaling") or 1.0 / math.sqrt(q.shape[-1])
         regions = tuple(AttentionRegion(q, keys, each) for each in bounds)
-        request = AttentionRequest(regions, values, float(scaling), *rules)
+        request = AttentionRequest(regions, values, _scaling(q, options), *rules)
         return kernel.attend(request).transpose(1, 2).contiguous()
 
-    def _scaled(self, extension: Extension, q: Tensor, keys: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
-        """Multiply queries by the factor of the logits; windowed layers take positions from the call, not the mask."""
+    def _index(self, q: Tensor, keys: Tensor, mask: Any, options: dict[str, Any]) -> Tensor:
+        """Return the index of each query; windowed layers take it from the call's positions, not from the mask."""
         if self.window is not None:
-            index = options["position_ids"].clamp(min=0)
-        else:
-            index = self.layouts.of(q, keys, mask, options.get("position_ids")).position_ids()
-        factor = extension.logit_scale(index)
-        if isinstance(factor, float):
-            return q if factor == 1.0 else q * factor
-        by_query = factor[:, None, :, None] if factor.ndim == 2 else factor[:, None]
-        return (q * by_query.to(torch.float64 if q.dtype == torch.float64 else torch.float32)).to(q.dtype)
+            return torch.clamp(options["position_ids"], min=0)
+        return self.layouts.of(q, keys, mask, options.get("position_ids")).position_ids()
 
     def _remapped(
         self, extension: Extension, q: Tensor, keys: Tensor, values: Tensor, mask: Any, options: dict[str, Any]
     ) -> Tensor:
         """Compute attention under an extension that remaps positions."""
         assert self.rope is not None, "set_positions refuses a layer without a rope"
-        if mask is None and 1 < q.shape[2] < keys.shape[2]:  # a prefill into a static cache, as in sdpa
-            keys, values = keys[:, :, : q.shape[2]], values[:, :, : q.shape[2]]
         width, of_values = q.shape[-1], values.shape[-1]
         rotary = self._rotary_of_head(width)
         layout = self.layouts.of(q, keys, mask, options.get("position_ids"))
+        keys, values = keys[:, :, : layout.total], values[:, :, : layout.total]
         length = layout.total if self.layouts.seq_len is None else self.layouts.seq_len
         remap = layout.memo(
             ("live remap", rotary.config, extension, q.dtype),
@@ -171,13 +164,11 @@ class LayerAttention:
         )
         if self.rotated.trailing:
             q, keys = (x.roll(2 * self.rope.pairs, -1) for x in (q, keys))
-        scaling = options.get("scaling")
-        ratio = 1.0 if scaling is None else float(scaling) * math.sqrt(width)
+        ratio = _scaling(q, options) * math.sqrt(width)
         q = q if math.isclose(ratio, 1.0, rel_tol=1e-7) else q * ratio
         q = remap.scaled(q.transpose(1, 2)).transpose(1, 2)
         values = F.pad(values, (0, width - of_values)) if of_values < width else values
-        rules = LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
-        out = attend_remapped(q, keys, values, remap, float(options.get("dropout") or 0.0), rules)
+        out = attend_remapped(q, keys, values, remap, float(options.get("dropout") or 0.0), _rules(options))
         return out[..., :of_values].transpose(1, 2).contiguous()
 
     def _rotary_of_head(self, width: int) -> RotaryEmbedding:
@@ -192,6 +183,15 @@ class LayerAttention:
         if not torch.compiler.is_compiling():
             self._rotary = rotary
         return rotary
+
+
+def _rules(options: dict[str, Any]) -> LogitRules:
+    return LogitRules(float(options.get("softcap") or 0.0), options.get("s_aux"))
+
+
+def _scaling(q: Tensor, options: dict[str, Any]) -> float:
+    """Return the factor of the logits; the default is torch's."""
+    return float(options.get("scaling") or 1.0 / math.sqrt(q.shape[-1]))
 
 
 def attend_live(
@@ -316,11 +316,12 @@ def read_layout(q: Tensor, keys: Tensor, mask: Any, slot_tables: SlotTables | No
     """Return the layout of queries `[batch, heads, seq, ...]` and keys `[batch, kv_heads, total, ...]` under a mask.
 
     `mask` is transformers': None (causal), bool `[batch or 1, 1, seq, total]`, or its additive form. A query's
-    index is the number of earlier visible keys; a cached key's is its place among the visible keys.
+    index is the number of earlier visible keys; a cached key's is its place among the visible keys. Without a mask,
+    several queries are the first tokens of a cache, whose other slots are free (as in sdpa).
 
     **Raises:** `RopeError` if queries and keys disagree (several documents in one row of a cache).
     """
-    batch, seq, total = q.shape[0], q.shape[2], keys.shape[2]
+    batch, seq, total = _sizes(q, keys, mask)
     seen = None if mask is None else _seen(mask, batch)
     own = torch.arange(total - seq, total, device=q.device)
     if seen is not None and not torch.compiler.is_compiling():
@@ -333,15 +334,16 @@ def read_layout(q: Tensor, keys: Tensor, mask: Any, slot_tables: SlotTables | No
             batch, seq, q.device, start=total - seq, total=total, capacity=room, cached=True, slot_tables=slot_tables
         )
     blind, real = ~seen.any(-1, keepdim=True), seen.any(2)[:, 0]
-    # a padded query sees only its row's first key, which has index 0 too: its output is finite and unused
-    seen = seen | (blind & F.one_hot(real.to(torch.uint8).argmax(-1), total).bool()[:, None, None])
+    # a padded query sees only the first column, which has index 0 too: its output is finite and unused
+    seen = torch.cat((seen[..., :1] | blind, seen[..., 1:]), -1)
+    blind = blind[:, 0, :, 0]
     counts = seen.sum(-1)[:, 0]
-    index = (counts - 1).clamp(min=0)
+    index = counts - 1
     index_of_keys = index if seq == total else (real.cumsum(-1) - 1).clamp(min=0)
     first, last = _ends(seen[:, 0])
     intervals: tuple[Tensor, Tensor] | None = None
     if not torch.compiler.is_compiling():
-        if not bool((index_of_keys.gather(1, last) == index).logical_or(blind[:, 0, :, 0]).all()):
+        if not bool((index_of_keys.gather(1, last) == index).logical_or(blind).all()):
             raise RopeError(
                 "attach: a method in attention counts the tokens of each row, but this mask does not determine them.",
                 facts={"queries": seq, "keys": total},
@@ -351,7 +353,7 @@ def read_layout(q: Tensor, keys: Tensor, mask: Any, slot_tables: SlotTables | No
             intervals = first, last + 1
     return MaskedLayout(
         batch, seq, q.device, total=total, cached=True, seen=seen, index=index, index_of_keys=index_of_keys,
-        blind=blind[:, 0, :, 0], intervals=intervals,
+        blind=blind, intervals=intervals,
     )  # fmt: skip
 
 
@@ -360,10 +362,8 @@ def read_bounds(q: Tensor, keys: Tensor, mask: Tensor | None) -> Bounds | None:
 
     Arguments as for `read_layout`; layers may have a window.
     """
-    seq, total = q.shape[2], keys.shape[2]
     if mask is None:
-        if 1 < seq < total:
-            return None
+        _, seq, total = _sizes(q, keys, mask)
         high = torch.arange(total - seq + 1, total + 1, device=q.device)[None]
         return Bounds(torch.zeros_like(high), high)
     if mask.ndim != 4 or mask.shape[1] != 1:
@@ -450,7 +450,7 @@ class CallLayouts(Calls):
         if torch.is_grad_enabled() or not isinstance(mask, Tensor | None):
             return make(None)
         slots = self._slot_tables(q)
-        return self._layout.of((*_sizes(q, keys), q.dtype, id(slots), self.seq_len), mask, lambda: make(slots))
+        return self._layout.of((*_sizes(q, keys, mask), q.dtype, id(slots), self.seq_len), mask, lambda: make(slots))
 
     def _slot_tables(self, q: Tensor) -> SlotTables:
         """Return the tables of cache slots on the device of `q`, separate under inference mode."""
@@ -464,10 +464,15 @@ class CallLayouts(Calls):
         given = self.given()
         if given is not None:
             dropped = given.total - keys.shape[2]  # a cache with a window holds only its tokens
-            return given.memo(("live bounds", window, dropped), lambda: _bounds_after(given, window, dropped))
+
+            def make() -> tuple[Bounds, ...]:
+                found = given.visibility(True, window).bounds() or ()
+                return tuple(Bounds(*((edge - dropped).clamp(min=0) for edge in each)) for each in found)
+
+            return given.memo(("live bounds", window, dropped), make)
         if not isinstance(mask, Tensor | None):
             return ()  # flex attention's
-        key = *_sizes(q, keys), q.device, torch.is_inference_mode_enabled()
+        key = *_sizes(q, keys, mask), q.device, torch.is_inference_mode_enabled()
         bounds = self._bounds[window is not None].of(key, mask, lambda: read_bounds(q, keys, mask))
         return () if bounds is None else (bounds,)
 
@@ -478,13 +483,7 @@ class CallLayouts(Calls):
         return made
 
 
-def _bounds_after(layout: TokenLayout, window: int | None, dropped: int) -> tuple[Bounds, ...]:
-    """Return the intervals of a layout's visible keys, numbered from key `dropped` on."""
-    bounds = layout.visibility(True, window).bounds() or ()
-    if not dropped:
-        return bounds
-    return tuple(Bounds((low - dropped).clamp(min=0), (high - dropped).clamp(min=0)) for low, high in bounds)
-
-
-def _sizes(q: Tensor, keys: Tensor) -> tuple[int, int, int]:
-    return q.shape[0], q.shape[2], keys.shape[2]
+def _sizes(q: Tensor, keys: Tensor, mask: Any) -> tuple[int, int, int]:
+    """Return the numbers of rows, of queries, and of keys that are not free slots of a cache."""
+    seq, total = q.shape[2], keys.shape[2]
+    return q.shape[0], seq, seq if mask is None and seq > 1 else total

@@ -78,9 +78,8 @@ class TableRows:
         angles = places.double() * torch.tensor(columns, dtype=torch.float64, device="cpu").abs()
         of_cos = (self.cos / factor - cos).abs()
         found = [torch.maximum(of_cos, (self.sin / factor - sign * sin).abs()) for sign in (1, -1)]
-        backwards = (
-            rope.inv_freq is not None and max(rope.inv_freq) <= 0
-        )  # every pair rotates by minus the angle, or not
+        # every pair rotates by minus the angle, or not
+        backwards = rope.inv_freq is not None and max(rope.inv_freq) <= 0
         negated = backwards and float(found[1].max()) < float(found[0].max())
         return found[negated], _FLOOR + _SLOPE * angles + self.eps, negated
 
@@ -196,7 +195,7 @@ def _cos_and_sin(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 def _undoubled(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, Order]:
     """Return each pair's cos and sin once, and the module's order."""
     width = cos.shape[-1]
-    if width < 2 or width % 2:
+    if width % 2:
         return cos, sin, "once"
 
     sizes = [2 * size for size in rope.blocks] if sum(rope.blocks) * 2 == width else [width]
@@ -253,10 +252,8 @@ def called_rows(
             with unchanged(module), torch.no_grad():
                 out = module(x, position_ids=layout(positions).to(device), **options)
             parts = [out] if isinstance(out, Tensor) else list(out)
-            if not 1 <= len(parts) <= 2:
-                continue
             rows = [part.detach().cpu().reshape(-1, part.shape[-1]) for part in parts]
-            if len(rows[0]) != len(places):
+            if len(rows) > 2 or len(rows[0]) != len(places):
                 continue
             sines_first = len(rows) == 2 and not rows[0][0].any() and bool(rows[1][0].any())  # of position 0
             cos, sin, order = _undoubled(*_cos_and_sin(rows[::-1] if sines_first else rows), rope)
@@ -265,8 +262,8 @@ def called_rows(
         held = [tensor.dtype for tensor in tensors_of(module).values() if tensor.ndim > 1 and _is_real(tensor)]
         lowest = min([parts[0].dtype, *held], key=lambda dtype: dtype.itemsize)  # a table of 16 bits may be cast
         arrangement = Arrangement("complex" if parts[0].is_complex() else order, sines_first)
-        longest = int(positions.max()) + 1
-        yield TableRows("cos and sin of its forward", positions, cos, sin, arrangement, lowest, seq_len=longest)
+        name, length = "cos and sin of its forward", max(places) + 1
+        yield TableRows(name, positions, cos, sin, arrangement, lowest, seq_len=length)
 
 
 @contextmanager

@@ -109,8 +109,7 @@ class Format:
         """Return tables `[batch, seq, pairs]` times the attention factor in this form, rounded once to `dtype`."""
         if self.negated:
             sin = -sin
-        if factor != 1.0:
-            cos, sin = cos * factor, sin * factor
+        cos, sin = cos * factor, sin * factor
         if self.order == "complex":
             return torch.complex(cos, sin)
         if self.follows_input:
@@ -162,7 +161,7 @@ def learned_format(module: nn.Module, label: str | None, rope: RopeConfig, name:
             differences, allowed, negated = rows.differences(rope, length, rope.attention_factor_at(length))
             right = bool((differences <= allowed).all()) and rows.arrangement.order != "blocks"
             forms.add((rows.arrangement.order, negated))
-    if not right or len(forms) > 1:
+    if not right or len(forms) != 1:
         raise RopeError(
             f"attach: the tables of {name} differ from those of the config.",
             facts={"class": type(module).__name__, "layer_type": label, "rope": rope},
@@ -183,29 +182,24 @@ class LayerTables:
     pairs: int
 
     def __call__(
-        self, x: Tensor, position_ids: Tensor, seq_len: int | None, nudge: float = 0.0
+        self, x: Tensor, position_ids: Tensor, seq_len: int | None, nudge: float
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return cos and sin of these positions in the form of the model's module.
 
         `seq_len`, `nudge`: as in `Calls`. To read the largest position breaks a compiler's graph.
         """
-        positions = positions_by_axis(position_ids, self.axes)
         if self.rope is None:
-            shape = positions.shape if self.axes == 1 else positions.shape[:-1]
-            cos = torch.ones(*shape, self.pairs, device=x.device)
+            cos = torch.ones(*position_ids.shape[-2:], self.pairs, device=x.device)
             return self.form.arranged(cos, torch.zeros_like(cos), 1.0, x.dtype)
-        rotary = RotaryEmbedding(self.rope)
-        length = seq_len if self.rope.needs_seq_len else None
-        if length is None and self.rope.needs_seq_len:
-            length = int(position_ids.max()) + 1
-        cos, sin = rotary.cos_sin(positions, length)
+        rotary, length = RotaryEmbedding(self.rope), None
+        if self.rope.needs_seq_len:
+            length = int(position_ids.max()) + 1 if seq_len is None else seq_len
+        cos, sin = rotary.cos_sin(positions_by_axis(position_ids, self.axes), length)
         factor = rotary.attention_factor_at(length)
         if nudge:
             random = torch.Generator().manual_seed(0)  # torch's own random state does not change
-            draws = [torch.randint(0, 2, table.shape, generator=random, device="cpu") for table in (cos, sin)]
-            cos, sin = (
-                x * (1 + nudge * (draw * 2 - 1).to(x.device)) for x, draw in zip((cos, sin), draws, strict=True)
-            )
+            signs = [torch.randn(table.shape, generator=random, device="cpu").sign() for table in (cos, sin)]
+            cos, sin = (x * (1 + nudge * sign.to(x.device)) for x, sign in zip((cos, sin), signs, strict=True))
         return self.form.arranged(cos.to(x.device), sin.to(x.device), factor, x.dtype)
 
 
@@ -246,7 +240,7 @@ class PerCall:
     """One value shared by the layers of a call, for a tensor (a mask, positions) and a key; thread-safe."""
 
     def __init__(self) -> None:
-        self._held: tuple[Hashable, weakref.ref[Tensor] | None, Any] | None = None
+        self._held: tuple[Hashable, Callable[[], Tensor | None], Any] | None = None
 
     def forget(self) -> None:
         """Forget the last call, because a new forward begins."""
@@ -259,11 +253,11 @@ class PerCall:
         """Return the value if it belongs to this tensor and this key; else make it."""
         version = None if given is None or given.is_inference() else given._version
         key, held = (key, version), self._held
-        if held is not None and held[0] == key and (None if held[1] is None else held[1]()) is given:
+        if held is not None and held[0] == key and held[1]() is given:
             value: MadeT = held[2]
             return value
         made = make()
-        self._held = key, None if given is None else weakref.ref(given), made  # one write
+        self._held = key, (lambda: None) if given is None else weakref.ref(given), made  # one write
         return made
 
 
@@ -303,13 +297,14 @@ class OwnTables:
                 facts={"layer": type(module).__name__, "arguments": ", ".join(kwargs)},
                 cure="Choose a method with one rope for all layers.",
             )
-        x, seq_len = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0], self.calls.seq_len
+        x = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        seq_len, nudge = self.calls.seq_len, self.calls.nudge
         with torch.no_grad():
             if torch.compiler.is_compiling():
-                tables = self.tables(x, position_ids, seq_len)
+                tables = self.tables(x, position_ids, seq_len, nudge)
             else:
-                key = seq_len, x.dtype, x.device, torch.is_inference_mode_enabled()
-                tables = self.shared.of(key, position_ids, lambda: self.tables(x, position_ids, seq_len))
+                key = seq_len, nudge, x.dtype, x.device, torch.is_inference_mode_enabled()
+                tables = self.shared.of(key, position_ids, lambda: self.tables(x, position_ids, seq_len, nudge))
         return args, {**kwargs, "position_embeddings": tables}
 
 
@@ -369,10 +364,10 @@ def fresh(module: nn.Module) -> nn.Module:
     ):
         made: nn.Module = make(module.config)
     family = family_named(getattr(module.config, "model_type", ""))
-    if family is not None and family.module.learned is not None:
-        learned, own = (tensors_of(each).get(family.module.learned) for each in (module, made))
-        if learned is not None and own is not None:
-            own.detach().copy_(learned.detach())
+    name = (family and family.module.learned) or ""
+    learned = tensors_of(module).get(name)
+    if learned is not None:
+        tensors_of(made)[name].detach().copy_(learned.detach())
     return made
 
 

@@ -31,6 +31,13 @@ def tables_at(
     return cos, sin, rotary.attention_factor_at(seq_len)
 
 
+def scaled(q: Tensor, factor: Tensor | float) -> Tensor:
+    """Return queries `[batch, seq, heads, head_dim]` times a factor of the logits, a number or `[..., seq]`."""
+    if isinstance(factor, float):
+        return q if factor == 1.0 else q * factor
+    return (q * factor.to(torch.promote_types(q.dtype, torch.float32))[..., None, None]).to(q.dtype)
+
+
 class Remap:
     """The positions of one extension under one rope in one forward, built once and shared by the layers.
 
@@ -69,10 +76,7 @@ class Remap:
 
     def scaled(self, q: Tensor) -> Tensor:
         """Return queries `[batch, seq, heads, head_dim]` times the logits' factor."""
-        factor = self._shared("factor", lambda: self.extension.logit_scale(self.index))
-        if isinstance(factor, float):
-            return q if factor == 1.0 else q * factor
-        return (q * factor.to(self.exact)[..., None, None]).to(q.dtype)
+        return scaled(q, self._shared("factor", lambda: self.extension.logit_scale(self.index)))
 
     def _rotate(self, x: Tensor, tables: tuple[Tensor, Tensor, float]) -> Tensor:
         """Rotate `[batch, heads, rows, head_dim]`, with the attention factor."""

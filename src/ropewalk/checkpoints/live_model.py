@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ropewalk.attachment import attachment_of
+from ropewalk.attachment.check import ordinary_ids
 from ropewalk.attachment.live_attention import calls_with
+from ropewalk.attachment.rotary import text_config_of
 from ropewalk.attention.masks import Branches, TokenLayout
 from ropewalk.errors import RopeError
 from ropewalk.imports import need
@@ -43,7 +45,7 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.capacity = max(1, capacity)
+        self._slots, self._capacity = 0, capacity
         self._buffers: list[Tensor] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -52,9 +54,9 @@ class PreallocatedLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
             self.lazy_initialization(key_states, value_states)
         new, old, held = (key_states, value_states), self._buffers, self.get_seq_length()
         stop = held + key_states.shape[-2]
-        if not self._buffers or stop > self._buffers[0].shape[-2]:
-            tokens = max(stop, self.capacity)
-            self._buffers = [states.new_empty(*states.shape[:-2], tokens, states.shape[-1]) for states in new]
+        if stop > self._slots:
+            self._slots = max(stop, self._capacity)
+            self._buffers = [states.new_empty(*states.shape[:-2], self._slots, states.shape[-1]) for states in new]
             for buffer, states in zip(self._buffers, old, strict=False):
                 buffer[..., :held, :] = states[..., :held, :]
         for buffer, states in zip(self._buffers, new, strict=True):
@@ -116,7 +118,7 @@ class LiveModel:
     def __init__(self, model: Any) -> None:
         self.model, self.base, layers = model, model.base_model, model.base_model_prefix
         head = model.get_output_embeddings()
-        if model.config.is_encoder_decoder or head is None or self.base is model or layers not in model._modules:
+        if model.config.is_encoder_decoder or head is None or layers not in model._modules:
             raise RopeError(
                 "transformers: only causal language models can be measured.",
                 facts={"model": type(model).__name__, "encoder and decoder": bool(model.config.is_encoder_decoder)},
@@ -188,7 +190,7 @@ class LiveModel:
         """Yield a slice of few tokens and their logits, float32 `[tokens of the slice, vocab]`."""
         rows = max(1, LOGITS // self._head.weight.shape[0])
         for start in range(0, len(hidden), rows):
-            part = slice(start, min(start + rows, len(hidden)))
+            part = slice(start, start + rows)
             yield part, self.logits(hidden[part])
 
     @torch.inference_mode()
@@ -197,18 +199,18 @@ class LiveModel:
 
         The second chunk is processed twice, as two branches, if that is possible.
         """
-        vocab = self.model.get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(CHECKED, device=self.device) * 7 + 5)[None] % vocab
+        ids = ordinary_ids(text_config_of(self.model))[None, :CHECKED].to(self.device)
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
-        most = float(whole.abs().max())
-        if not math.isfinite(most) or bool((whole == whole[0, 0]).all()):
+        least, most = float(whole.min()), float(whole.max())
+        if not math.isfinite(most - least) or least == most:
             raise RopeError(
                 "transformers: the model's logits are all equal or not finite, so its weights are empty or damaged.",
-                facts={"model": type(self.model).__name__, "logits": [float(whole.min()), float(whole.max())]},
+                facts={"model": type(self.model).__name__, "logits": [least, most]},
                 cure="Fetch or save the weights again.",
             )
         cache, half = new_cache(self.model.config, CHECKED), CHECKED // 2
-        allowed = (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, most)
+        size = max(most, -least)
+        allowed = (0.05 if self.model.dtype in HALF else 1e-4) * max(1.0, size)
         start, rest = self.hidden(ids[:, :half], cache, 0), ids[:, half:]
 
         def difference(*ends: Tensor) -> float:
@@ -227,7 +229,7 @@ class LiveModel:
         if not largest <= allowed:
             raise RopeError(
                 "transformers: in chunks, this model's logits differ from its own forward.",
-                facts={"model": type(self.model).__name__, "largest difference": largest, "largest logit": most},
+                facts={"model": type(self.model).__name__, "largest difference": largest, "largest logit": size},
                 cure="Choose a different model: this one cannot be measured.",
             )
         tokens = half if self.branches else CHECKED
@@ -339,7 +341,7 @@ class Prefix:
     - `cache`: of one row, with `tokens` tokens.
     """
 
-    def __init__(self, live: LiveModel, cache: Any, tokens: int = 0) -> None:
+    def __init__(self, live: LiveModel, cache: Any, tokens: int) -> None:
         self.live, self.cache, self.tokens = live, cache, tokens
 
     @torch.inference_mode()
@@ -382,15 +384,14 @@ class Prefix:
 
     def _line_by_line(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Return the hidden states of the tokens of trees, with a forward for each line from a root to a leaf."""
-        hidden: list[Tensor] = [torch.empty(0)] * len(tokens)
+        hidden: dict[int, Tensor] = {}
         for leaf in sorted({*range(len(tokens))} - {*parents}):
             line = [leaf]
             while parents[line[0]] >= 0:
                 line.insert(0, parents[line[0]])
             with restored(self.cache):
-                for node, states in zip(line, self._hidden([tokens[node] for node in line]), strict=True):
-                    hidden[node] = states
-        return torch.stack(hidden)
+                hidden |= zip(line, self._hidden([tokens[node] for node in line]), strict=True)
+        return torch.stack([hidden[node] for node in range(len(tokens))])
 
     def _hidden(self, tokens: list[int], branches: Branches | None = None) -> Tensor:
         """Append tokens to the cache and return their hidden states `[tokens, hidden]`."""

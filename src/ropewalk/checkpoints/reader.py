@@ -186,7 +186,7 @@ class Reader:
         losses = torch.empty(tokens, dtype=torch.float32)
         ids, cache = input_ids.to(live.device), None
         if tokens > chunk or asking:
-            cache = new_cache(self.model.config, tokens + (ASK_TOKENS if asking else 0))
+            cache = new_cache(self.model.config, tokens + ASK_TOKENS)
         for stop in chunk_ends(tokens, chunk, asking):
             hidden = live.hidden(ids[None, start:stop], cache, start)[0]
             scored = max(start, first - 1), min(stop, tokens - 1)
@@ -250,8 +250,8 @@ class Reader:
 def chunk_ends(tokens: int, chunk: int, stops: Iterable[int] = ()) -> list[int]:
     """Return the end of each forward of a window: every `chunk` tokens, and at the stops inside it.
 
-    >>> chunk_ends(10, 4, [5])
-    [4, 5, 8, 10]
+    >>> chunk_ends(10, 4, [0, 1, 5, 12])
+    [1, 4, 5, 8, 10]
     """
     return sorted({*range(chunk, tokens, chunk), *(stop for stop in stops if 0 < stop < tokens), tokens})
 
