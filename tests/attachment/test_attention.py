@@ -291,6 +291,10 @@ def test_what_cannot_be_told_is_refused():
     falcon = AutoModelForCausalLM.from_config(FalconConfig(**shape, max_position_embeddings=64))
     with pytest.raises(rw.RopeError, match="depends on the name"):  # its attention asks for sdpa
         rw.attach(falcon, "dca", target=256)
+    flash = copy.copy(small_model("llama").config)  # what flash attention loads depends on its name
+    flash._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(rw.RopeError, match="set_attn_implementation"):
+        live_attention.check_module(torch.nn.Identity(), flash)
 
 
 @torch.no_grad()
@@ -315,11 +319,12 @@ def test_tensors_that_are_not_read_are_not_ignored(llama, monkeypatch):
     with rw.attach(llama, kernels=True), monkeypatch.context() as patched:
         patched.setattr(live_attention.LayerAttention, "_by_kernel", lambda *_: pytest.fail("the kernel serves it"))
         outputs_of(llama, IDS, **unknown)
-    with (
-        rw.attach(llama, "self-extend", target=256),
-        pytest.raises(rw.RopeError, match="do not support some arguments"),
-    ):
-        outputs_of(llama, IDS, **unknown)
+    with rw.attach(llama, "self-extend", target=256):
+        with pytest.raises(rw.RopeError, match="do not support some arguments"):
+            outputs_of(llama, IDS, **unknown)
+        layer, q = llama.model.layers[0].self_attn, torch.randn(1, 4, 5, 16)  # without a scale, torch's
+        scales = ({}, {"scaling": 16**-0.5})
+        assert torch.equal(*(live_attention.attend_live(layer, q, q, q, None, **scale)[0] for scale in scales))
 
 
 @torch.no_grad()
@@ -333,16 +338,6 @@ def test_attention_weights_are_returned_under_kernels():
     assert len(ours) == len(own) > 0
     for one, other in zip(ours, own, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-@torch.no_grad()
-def test_flash_attention_is_refused_with_the_command_that_changes_it(llama):
-    """What flash attention loads depends on its name; read before anything runs, so without a GPU."""
-    module = copy.deepcopy(llama.model.layers[0].self_attn)
-    module.config = copy.copy(module.config)
-    module.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(rw.RopeError, match="set_attn_implementation"):
-        live_attention.check_module(module, module.config)
 
 
 @torch.no_grad()

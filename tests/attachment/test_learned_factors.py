@@ -58,27 +58,23 @@ def test_attaching_is_exact():
     assert torch.equal(hidden(model, ids), before)
 
 
-def test_a_method_is_on_top_of_the_learned_frequencies():
-    """Queries, keys and the indexer get the method's tables: those of a model whose module has these numbers."""
+def test_a_method_is_on_top_of_the_learned_frequencies(tmp_path):
+    """Queries, keys and the indexer get the method's tables: those of a model whose module has these numbers.
+
+    No rope in a config.json is a method on learned frequencies: the saved model has its name for `attach`.
+    """
     model, ids = live(), torch.randint(0, 64, (1, 40))
     handle = rw.attach(model, "pi", target=16_384)
     assert isinstance(handle.ropes[0].scaling, Stacked)
     assert isinstance(handle.ropes[0].scaling.of, LeRoPE)
     found = hidden(model, ids)
+    with pytest.warns(UserWarning, match="gives different ropes"):
+        model.save_pretrained(tmp_path)
+    with rw.attach(type(model).from_pretrained(tmp_path)) as again:
+        assert again.ropes == handle.ropes
     handle.detach()
     model.rotary_emb.inv_freq.div_(4)
     torch.testing.assert_close(found, hidden(model, ids), rtol=0, atol=1e-4 * float(found.abs().max()))
-
-
-def test_a_config_cannot_hold_them(tmp_path):
-    """No rope in a config.json is a method on learned frequencies: the saved model has its name for `attach`."""
-    model = live()
-    with rw.attach(model, "pi", target=16_384) as handle:
-        with pytest.warns(UserWarning, match="gives different ropes"):
-            model.save_pretrained(tmp_path)
-        loaded = type(model).from_pretrained(tmp_path)
-        with rw.attach(loaded) as again:
-            assert again.ropes == handle.ropes
 
 
 def test_the_check_of_a_live_model():

@@ -8,16 +8,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV4Config
+from transformers import AutoModelForCausalLM, DeepseekV4Config, ModernBertDecoderConfig
 
 import ropewalk as rw
 from ropewalk.attachment import attachment_of
 from ropewalk.attachment.rotary import PerCall, TablesForward
 from ropewalk.rope.model_ropes import ModelRopes
 from tests.attachment.families import ALL, outputs_of, small_model
+from tests.parity import causal
 
 NEAR, FAR = torch.arange(24)[None], torch.arange(24)[None] + 1_000_000
 IDS = torch.randint(3, 64, (1, 24), generator=torch.Generator().manual_seed(1))
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -45,6 +47,12 @@ def test_layers_know_their_ropes_and_windows():
         assert [rope.theta for rope in handle.ropes] == [1e4, 1e6, 1e4, 1e6]
     with rw.attach(small_model("qwen2")) as handle:
         assert handle.positions.sliding_windows == (None, None, 8, 8)
+    masked = {"use_sliding_window": True, "sliding_window": 16}  # every layer, which no reading of the config knows
+    with pytest.raises(rw.RopeError, match="no effect"):
+        rw.attach(causal.small_model("qwen3_moe", **masked), "dca", target=256)
+    for stated, window in ((8, 8), (None, None)):
+        own = ModelRopes.from_hf(ModernBertDecoderConfig(sliding_window=stated))
+        assert set(own.sliding_windows) == {None, window}
 
 
 @torch.no_grad()
@@ -140,7 +148,7 @@ def test_blocks_that_several_layer_types_share(tmp_path):
 
 def test_lengths_follow_the_call_or_are_fixed():
     """Dynamic NTK goes by each call's largest position as in transformers; `seq_len` fixes it; a method by target."""
-    model = small_model("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    model = small_model("llama", rope_parameters=DYNAMIC)
     module, x = model.model.rotary_emb, torch.zeros(1, 1)
     expected = {n: module(x, torch.arange(n)[None])[0][0, :8] for n in (200, 100, 8)}  # growth first: it has a state
     with rw.attach(model) as handle:
@@ -155,28 +163,20 @@ def test_lengths_follow_the_call_or_are_fixed():
 
 
 @pytest.mark.traced
-@pytest.mark.parametrize("method", ["yarn", "rerope"])
-def test_compiled_without_graph_break(method):
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("yarn", {}), ("rerope", {}), pytest.param(None, {"rope_parameters": DYNAMIC}, marks=pytest.mark.thorough)],
+)
+@torch.no_grad()
+def test_compiled(method, changes):
     """One graph: other tables, remapped positions, a factor of the logits; the logits are those of eager mode.
 
-    tests/models/test_extensions.py compiles every extension.
+    Dynamic NTK breaks the graph to read a call's length. tests/models/test_extensions.py compiles every extension.
     """
-    llama = small_model("llama", num_hidden_layers=1)
-    with rw.attach(llama, method, target=256), torch.no_grad():
+    model, ids = small_model("llama", num_hidden_layers=1, **changes), IDS.repeat(1, 4)
+    with rw.attach(model, method, target=256 if method else None):
         torch.compiler.reset()
-        compiled = torch.compile(llama, backend="eager", fullgraph=True)
-        assert (compiled(IDS).logits - outputs_of(llama, IDS)).abs().max() <= 1e-5
-
-
-@pytest.mark.traced
-@pytest.mark.thorough
-@torch.no_grad()
-def test_compiled_with_the_length_of_each_call():
-    """Dynamic NTK breaks the graph to read a call's length, and gives the numbers of eager mode."""
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    model, ids = small_model("llama", num_hidden_layers=1, rope_parameters=rope), IDS.repeat(1, 4)
-    with rw.attach(model):
-        compiled = torch.compile(model, backend="eager")
+        compiled = torch.compile(model, backend="eager", fullgraph=method is not None)
         assert (compiled(ids).logits - outputs_of(model, ids)).abs().max() <= 1e-5
 
 
@@ -216,6 +216,11 @@ def test_refusals(llama):
     bare.model.rotary_emb = torch.nn.Identity()
     with pytest.raises(rw.RopeError, match="no rotary module"):
         rw.attach(bare)
+    scaled = copy.deepcopy(llama)
+    forward = {"forward": lambda self, x, position_ids, scale: None}
+    scaled.model.rotary_emb.__class__ = type("RotaryOfThree", (type(llama.model.rotary_emb),), forward)
+    with pytest.raises(rw.RopeError, match="arguments other than hidden states and position ids"):
+        rw.attach(scaled)
     with pytest.raises(rw.RopeError, match="must be a live transformers model"):
         rw.attach(torch.nn.Linear(2, 2))
     with pytest.raises(rw.RopeError, match="Pass target="):

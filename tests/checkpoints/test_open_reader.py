@@ -202,19 +202,18 @@ def test_what_is_not_there_is_told_its_neighbours(source: str, words: str, here:
 
 @pytest.mark.parametrize("name", ["model.bin", "model.pt", "model.pth", "model.ckpt", "weights"])
 def test_a_file_of_pickles_is_refused_with_the_way_to_convert_it(name: str, tmp_path: Path) -> None:
-    """By its suffix, or by its first bytes, of torch's zip files and of pickle; it is never opened as a pickle."""
+    """By its suffix, or by its first bytes, of torch's zip files and of pickle; it is never opened as a pickle.
+
+    Old converters wrote GGUF into .bin files, which are read.
+    """
     torch.save({"weight": torch.zeros(2)}, tmp_path / name)
     way = "Pickles are not supported.*save_pretrained.*weights_only=True"
     assert re.search(way, message_of(tmp_path / name), re.DOTALL)
     for protocol in (2, 3, 4, 5):
         (tmp_path / "weights").write_bytes(pickle.dumps({}, protocol))
         assert "Pickles are not supported" in message_of(tmp_path / "weights")
-
-
-def test_a_gguf_file_of_another_suffix_is_read(tmp_path: Path) -> None:
-    """Old converters wrote GGUF into .bin files."""
-    (tmp_path / "model.bin").write_bytes(b"GGUF")
-    assert find(tmp_path / "model.bin") == tmp_path / "model.bin"
+    (tmp_path / name).write_bytes(b"GGUF")
+    assert find(tmp_path / name) == tmp_path / name
 
 
 @pytest.mark.parametrize(

@@ -143,14 +143,12 @@ def rope_fields(
             written: dict[str, Any] = {**stated, **whole} if nested else next(iter(whole.values()))
             at_the_top = {key: written[key] for key in (TRAINED_KEY,) if key in written and key in fields}
             found = {"rope_parameters": written, "max_position_embeddings": stated_length, **at_the_top}
-            if not read_back or _describes({**fields, **found}, wanted, lengths):
+            if not read_back or _describes({**fields, **found}, ropes, lengths):
                 return found
     return "loading such a config of this family gives different ropes"
 
 
-def _describes(
-    fields: Mapping[str, Any], wanted: Mapping[str | None, RopeConfig | None], lengths: Sequence[int]
-) -> bool:
+def _describes(fields: Mapping[str, Any], ropes: Mapping[str | None, RopeConfig], lengths: Sequence[int]) -> bool:
     """Return whether the config's class takes it, and it describes these ropes, by their numbers."""
     kind, stated = str(fields.get("model_type")), fields["rope_parameters"]
     for block in stated.values() if has_blocks(stated) else [stated]:
@@ -162,8 +160,8 @@ def _describes(
         read = ModelRopes.from_hf(fields)
     except RopeError:
         return False
-    pairs = [(one, read.of_label(label)) for label, one in wanted.items()]
+    pairs = [(one, read.of_label(label)) for label, one in ropes.items()]
     return all(
-        one and len(found) == 1 and one.interleaved == found[0].interleaved and same_rope(one, found[0], lengths)
+        len(found) == 1 and one.interleaved == found[0].interleaved and same_rope(one, found[0], lengths)
         for one, found in pairs
     )

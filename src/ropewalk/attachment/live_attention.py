@@ -271,7 +271,7 @@ def neutral(own: ModelRopes, positions: ModelRopes) -> ModelRopes:
     return replace(own, extensions=extensions)
 
 
-_SLOTS = 1024  # cache slots for which tables are made at once, while a text grows token by token
+_SLOTS = 1024  # more cache slots for which tables are made, while a text grows token by token
 
 
 @dataclass(eq=False, kw_only=True)
@@ -329,10 +329,10 @@ def read_layout(q: Tensor, keys: Tensor, mask: Any, slot_tables: SlotTables | No
         if bool((seen == plainly).all()):
             seen = None
     if seen is None:
-        room = -(-total // _SLOTS) * _SLOTS
         return TokenLayout(
-            batch, seq, q.device, start=total - seq, total=total, capacity=room, cached=True, slot_tables=slot_tables
-        )
+            batch, seq, q.device, start=total - seq, total=total, capacity=total + _SLOTS, cached=True,
+            slot_tables=slot_tables,
+        )  # fmt: skip
     blind, real = ~seen.any(-1, keepdim=True), seen.any(2)[:, 0]
     # a padded query sees only the first column, which has index 0 too: its output is finite and unused
     seen = torch.cat((seen[..., :1] | blind, seen[..., 1:]), -1)

@@ -154,7 +154,7 @@ def table_rows(name: str, parts: tuple[Tensor, ...], rope: RopeConfig, wanted: S
     """Return the near, the far and the requested rows of a module's table; two lists if it has two tables."""
     original = rope.original_length
     if name.startswith("long_short") and original and original < len(parts[0]):
-        halves = ((parts[0][:original], original), (parts[0][original:], max(original + 1, len(parts[0]) - original)))
+        halves = ((parts[0][:original], original), (parts[0][original:], len(parts[0])))
         return [
             TableRows(f"{name} ({of})", *_some_rows((half,), rope, wanted), count=len(half), seq_len=length)
             for of, (half, length) in zip(("short factors", "long factors"), halves, strict=True)
@@ -188,8 +188,12 @@ def _cos_and_sin(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     if row.ndim == 3:
         return row[..., 0], row[..., 1]
     first, second = row.chunk(2, dim=-1)
-    at_zero = (float(first[0].abs().sum()), float(second[0].abs().sum()))
-    return (second, first) if at_zero[0] == 0 < at_zero[1] else (first, second)  # the sine of position 0 is 0
+    return (second, first) if _is_sine(first, second) else (first, second)
+
+
+def _is_sine(first: Tensor, second: Tensor) -> bool:
+    """Return whether the first of two tables from position 0 on has the sines."""
+    return not first[0].any() and bool(second[0].any())
 
 
 def _undoubled(cos: Tensor, sin: Tensor, rope: RopeConfig) -> tuple[Tensor, Tensor, Order]:
@@ -255,7 +259,7 @@ def called_rows(
             rows = [part.detach().cpu().reshape(-1, part.shape[-1]) for part in parts]
             if len(rows) > 2 or len(rows[0]) != len(places):
                 continue
-            sines_first = len(rows) == 2 and not rows[0][0].any() and bool(rows[1][0].any())  # of position 0
+            sines_first = len(rows) == 2 and _is_sine(*rows)
             cos, sin, order = _undoubled(*_cos_and_sin(rows[::-1] if sines_first else rows), rope)
         except Exception:  # each class fails in its own way when it gets positions of another layout
             continue

@@ -121,20 +121,6 @@ class Format:
         return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
 
-def layer_types_of(module: nn.Module) -> tuple[str | None, ...]:
-    """Return the layer types for which a rotary module has tables; (None,) if all share one.
-
-    **Raises:** `RopeError` for a forward that is not `(x, position_ids)` or `(x, position_ids, layer_type)`.
-    """
-    if not takes_positions(module):
-        raise RopeError(
-            f"attach: {type(module).__name__} has arguments other than hidden states and position ids.",
-            facts={"module": type(module)},
-            cure="Use the model without attaching it.",
-        )
-    return tuple(label for _, label, _ in frequencies_of(module) if label) or (None,)
-
-
 def positions_by_axis(position_ids: Tensor, axes: int) -> Tensor:
     """Return position ids `[batch, seq]` or `[axes, batch, seq]` with the axes last."""
     if axes == 1:
@@ -335,8 +321,15 @@ def rotary_modules(model: nn.Module, config: Any, own: ModelRopes) -> dict[nn.Mo
 
 
 def _own_tables(name: str, module: nn.Module, own: ModelRopes) -> Tables:
-    made, tables = fresh(module), {}
-    for label in layer_types_of(module):
+    made, tables = fresh(module), dict[str | None, LayerTables]()
+    if not takes_positions(module):
+        raise RopeError(
+            f"attach: {type(module).__name__} has arguments other than hidden states and position ids.",
+            facts={"module": type(module)},
+            cure="Use the model without attaching it.",
+        )
+    labels: list[str | None] = [label for _, label, _ in frequencies_of(module) if label]
+    for label in labels or [None]:
         ropes = own.of_label(label)
         if not ({label, None} & own.by_type.keys() or (label is None and len(ropes) == 1)):
             raise RopeError(
