@@ -315,10 +315,12 @@ def test_an_indexer_that_asks_for_the_functions_name_is_refused():
 @torch.no_grad()
 def test_tensors_that_are_not_read_are_not_ignored(llama, monkeypatch):
     """An option of attention that we do not know: remapped positions refuse it, the kernel leaves the call alone."""
-    unknown = {"indices": torch.zeros(1)}
+    unknown, bias = {"indices": torch.zeros(1)}, {"position_bias": torch.randn(1, 4, 150, 150)}
+    biased = outputs_of(llama, IDS, **bias)
     with rw.attach(llama, kernels=True), monkeypatch.context() as patched:
         patched.setattr(live_attention.LayerAttention, "_by_kernel", lambda *_: pytest.fail("the kernel serves it"))
         outputs_of(llama, IDS, **unknown)
+        assert (outputs_of(llama, IDS, **bias) - biased).abs().max() <= 1e-4
     with rw.attach(llama, "self-extend", target=256):
         with pytest.raises(rw.RopeError, match="do not support some arguments"):
             outputs_of(llama, IDS, **unknown)

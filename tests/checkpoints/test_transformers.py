@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.errors import RopeError
 from ropewalk.families import FAMILIES as FAMILY_TABLE
+from ropewalk.families import Trained
 from ropewalk.methods import METHODS, Reach
 from ropewalk.tokenizer import TextTokenizer
 from tests.checkpoints.prefixes import prefix_of
@@ -153,6 +155,9 @@ def test_methods_are_put_into_a_live_model() -> None:
     assert abs(under.window_losses(ids, chunk=16) - wanted).max() < CLOSE
     assert abs(wanted - plain).max() > 100 * CLOSE
     assert abs(reader.window_losses(ids) - plain).max() == 0
+    assert reader.under(reader.positions) is reader
+    known = reader.positions.mapped(lambda rope: replace(rope, trained=Trained(True)))
+    assert {rope.trained for rope in reader.under(known).positions.present_ropes} == {Trained(True)}
     assert attachment_of(model) is None
     assert under.digest() != reader.digest()
     assert under.model.lm_head.weight is model.lm_head.weight

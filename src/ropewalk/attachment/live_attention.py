@@ -39,7 +39,7 @@ _STATE = "_ropewalk_attention"
 WITH_MASKS = ("sdpa", "eager")  # implementations with masks that we support
 # options that we use, that the mask contains, or that only the loss needs
 _KNOWN = {
-    "position_ids", "cache_position", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch",
+    "position_ids", "cache_position", "s_aux", "cu_seq_lens_q", "cu_seq_lens_k", "num_items_in_batch",
 }  # fmt: skip
 _LAYOUT: ContextVar[TokenLayout | None] = ContextVar("layout", default=None)
 _DEPENDS_ON_NAME = re.compile(r"_attn_implementation\s*(==|!=|in\b|not\s+in\b)")
@@ -98,10 +98,10 @@ class LayerAttention:
             q, keys, values = q.to(dtype), keys.to(dtype), values.to(dtype)
         unknown = [name for name, value in options.items() if isinstance(value, Tensor) and name not in _KNOWN]
         if self.extension is not None and self.extension.remaps:
-            if unknown or options.get("position_bias") is not None:
+            if unknown:
                 raise RopeError(
                     "attach: methods in attention do not support some arguments of this attention.",
-                    facts={"layer": type(module).__name__, "options": unknown or "position_bias"},
+                    facts={"layer": type(module).__name__, "options": unknown},
                     cure="Choose a method that scales frequencies.",
                 )
             return self._remapped(self.extension, q, keys, values, mask, options), None
@@ -127,7 +127,7 @@ class LayerAttention:
         self, module: nn.Module, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, options: dict[str, Any]
     ) -> Tensor | None:
         """Return the output of our kernel for eager CPU tensors; None if it cannot compute it."""
-        if options.get("dropout") or options.get("position_bias") is not None or values.shape[-1] != q.shape[-1]:
+        if options.get("dropout") or values.shape[-1] != q.shape[-1]:
             return None
         if not getattr(module, "is_causal", True) or not q.numel() or options.get("output_attentions"):
             return None
