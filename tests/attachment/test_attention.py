@@ -297,17 +297,13 @@ def test_what_cannot_be_told_is_refused():
     flash._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(rw.RopeError, match="set_attn_implementation"):
         live_attention.check_module(torch.nn.Identity(), flash)
-
-
-@torch.no_grad()
-def test_an_indexer_that_asks_for_the_functions_name_is_refused():
-    """DeepSeek-V3.2 gives "sdpa" alone what its indexer chose: called by our name, its layers would see every token."""
+    # DeepSeek-V3.2 passes the choice of its indexer to "sdpa" only: under our name, its layers would see every token
     model = causal.small_model("deepseek_v32", attn_implementation="sdpa", index_n_heads=2, index_topk=16)
     ids = IDS[:1, :40]
     plain = outputs_of(model, ids)
     for method in ("self-extend", None):
         with pytest.raises(rw.RopeError, match="depends on the name"):
-            rw.attach(model, method, target=None if method is None else 256, kernels=method is None)
+            rw.attach(model, method, target=256 if method else None, kernels=method is None)
     assert attachment_of(model) is None
     assert torch.equal(outputs_of(model, ids), plain)
     with rw.attach(model, "yarn", target=256):  # a method of frequencies changes no function
@@ -316,7 +312,16 @@ def test_an_indexer_that_asks_for_the_functions_name_is_refused():
 
 @torch.no_grad()
 def test_tensors_that_are_not_read_are_not_ignored(llama, monkeypatch):
-    """An option of attention that we do not know: remapped positions refuse it, the kernel leaves the call alone."""
+    """An option of attention that we do not know: remapped positions refuse it, the kernel leaves the call alone.
+
+    So it does with dropout.
+    """
+    dropping, logits = small_model("llama", attention_dropout=0.5).train(), []
+    for kernels in (False, True):
+        with rw.attach(dropping, kernels=kernels):
+            torch.manual_seed(0)
+            logits.append(outputs_of(dropping, IDS))
+    assert (logits[1] - logits[0]).abs().max() <= 1e-4
     unknown, bias = {"indices": torch.zeros(1)}, {"position_bias": torch.randn(1, 4, 150, 150)}
     biased = outputs_of(llama, IDS, **bias)
     with rw.attach(llama, kernels=True), monkeypatch.context() as patched:
