@@ -416,12 +416,12 @@ class CallLayouts(Calls):
 
     def __init__(self) -> None:
         super().__init__()
-        self._layout, self._bounds = PerCall(), (PerCall(), PerCall())
+        self._layout, self._bounds = PerCall(), dict[int | None, PerCall]()  # by window
         self._slots: dict[Hashable, SlotTables] = {}
 
     def forget(self) -> None:
         super().forget()
-        for value in (self._layout, *self._bounds):
+        for value in (self._layout, *self._bounds.values()):
             value.forget()
 
     @staticmethod
@@ -459,7 +459,7 @@ class CallLayouts(Calls):
     def bounds(self, q: Tensor, keys: Tensor, mask: Any, window: int | None) -> tuple[Bounds, ...]:
         """Return the keys visible to each query by the given layout, or by the result of `read_bounds`.
 
-        They are shared by a call's layers with a window, or by those without; () if they are not intervals.
+        They are shared by a call's layers with the same window; () if they are not intervals.
         """
         given = self.given()
         if given is not None:
@@ -473,7 +473,7 @@ class CallLayouts(Calls):
         if not isinstance(mask, Tensor | None):
             return ()  # flex attention's
         key = *_sizes(q, keys, mask), q.device, torch.is_inference_mode_enabled()
-        bounds = self._bounds[window is not None].of(key, mask, lambda: read_bounds(q, keys, mask))
+        bounds = self._bounds.setdefault(window, PerCall()).of(key, mask, lambda: read_bounds(q, keys, mask))
         return () if bounds is None else (bounds,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CallLayouts:
