@@ -265,7 +265,7 @@ def test_positions_of_packed_documents(kind: str) -> None:
     """Those that are given turn queries and keys, and choose the biases. A row of padding has finite gradients."""
     model, ids, marks = make_decoder(**KINDS[kind]), torch.randint(0, VOCAB, (2, 12)), pack([[5, 7], [3, 9]])
     positions = torch.stack([torch.randperm(12), torch.arange(12) * 3])
-    for each in (positions, positions[1]):
+    for each in (positions, positions[1], positions[1:]):
         packed = model(ids, document_ids=marks, position_ids=each)
         alone = model(ids[1:, 3:], position_ids=positions[1:, 3:])
         torch.testing.assert_close(packed[1:, 3:], alone, atol=1e-11, rtol=0)

@@ -17,17 +17,7 @@ from ropewalk.models.decoder import Decoder
 from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear
-from tests.models.forms import (
-    EXTENSIONS,
-    HEAD_DIM,
-    HEADS,
-    LOGITS,
-    REMAPPING,
-    ROPE,
-    Louder,
-    make_decoder,
-    make_layer,
-)
+from tests.models.forms import EXTENSIONS, LOGITS, REMAPPING, ROPE, Louder, make_decoder, make_layer
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 COMPILED = [DualChunk(chunk=6, trained_length=8), Louder()]
@@ -90,7 +80,7 @@ def test_layers_that_cannot_take_it_stay():
 def test_logits_with_a_bias_are_not_scaled(name: str) -> None:
     """A scale is defined for q.k alone: encodings that add to scores refuse it; none has a rope to remap."""
     model = make_decoder(encoding=name)
-    encoding = model.layers[0].self_attn.position_encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))
+    encoding = model.layers[0].self_attn.position_encoding or NoPE().build(Sizes(24, 4, 8))
     _, bias = encoding.biased(torch.zeros(1, 3, 4, 8).double(), Places(torch.arange(3), torch.arange(3)))
     assert (bias is None) != encoding.adds_to_scores
     with pytest.raises(rw.RopeError, match="adds to scores") if encoding.adds_to_scores else nullcontext():
