@@ -92,7 +92,8 @@ SETTINGS: list[tuple[Callable[[], Any], str]] = [
     *((lambda wrong=wrong: encodings.T5Bias(*wrong), "num_buckets") for wrong in ((6, 128), (0, 128), (8, 4))),
     *((lambda rope=rope: encodings.XPos(rope).build(encodings.Sizes(32, 4, 8)), "`rope` needs this head_dim, one axis")
       for rope in (rw.RopeConfig(4, interleaved=True), replace(ROPE, axes=(0, 0, 1, 1)), HALF["dynamic"])),
-    *((lambda eps=eps: shape(norm_eps=eps), "`norm_eps` must be between 0 and 1") for eps in (-1e-9, 1.0)),
+    *((lambda name=name, wrong=wrong: shape(**{name: wrong}), f"`{name}` must be between 0 and 1")
+      for name in ("norm_eps", "residual_dropout") for wrong in (-1e-9, 1.0)),
     (lambda: encodings.RelativeBias(max_distance=-1), "max_distance"),
     *((lambda kind=kind, given=given: kind(**given), kind.__name__) for kind, given in (
         (ReRoPE, {"window": 0}), (ReRoPE, {"window": 4, "log_n": 1}), (SelfExtend, {"group": 0, "window": 4}),
