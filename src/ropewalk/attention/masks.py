@@ -54,8 +54,8 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
 
 
-SlotTables = dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]]
-"""The tables of a cache's slots for each rope of its keys: the length that selects frequencies, slots, tables."""
+SlotTables = dict[Hashable, tuple[int | None, tuple[Tensor, Tensor, float]]]
+"""The tables of a cache's slots for each rope of its keys, after the length that selects frequencies."""
 
 
 class Stretch(NamedTuple):

@@ -84,11 +84,10 @@ class Remap:
             return self._tables(rule, self.keys)
         assert self._rotary is not None
         key = (self._rotary.config, self.exact, self.extension, number)
-        length, slots, tables = kept.get(key, (None, 0, None))
-        if tables is None or slots < layout.total or length != self._seq_len:
-            slots = layout.capacity
-            tables = self._tables(rule, torch.arange(slots, device=layout.device))
-            kept[key] = self._seq_len, slots, tables
+        length, tables = kept.get(key, (None, None))
+        if tables is None or len(tables[0]) < layout.total or length != self._seq_len:
+            tables = self._tables(rule, torch.arange(layout.capacity, device=layout.device))
+            kept[key] = self._seq_len, tables
         cos, sin, factor = tables
         rows = slice(layout.total) if layout.branches is None else self.keys
         return cos[..., rows, :], sin[..., rows, :], factor

@@ -123,7 +123,7 @@ class Backbone(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding: Encoding | None = None
         if isinstance(config.encoding, EncodingConfig) and config.encoding.shared:
-            sizes = Sizes(config.hidden_size, config.num_attention_heads, self.config.head_dim, self.causal)
+            sizes = Sizes(config.hidden_size, config.num_attention_heads, cast(int, config.head_dim), self.causal)
             self.encoding = config.encoding.build(sizes)
         self.layers = nn.ModuleList(
             DecoderLayer(config, number, self.encoding, causal=self.causal)
@@ -342,18 +342,17 @@ class Decoder(Backbone):
         - `capacity`: tokens to reserve memory for, if the final length is known.
         """
         weight = self.embed_tokens.weight
-        config: Any = self.config  # whose sizes are not None
         return KVCache(
-            num_layers=config.num_hidden_layers,
+            num_layers=self.config.num_hidden_layers,
             batch=batch,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
+            num_key_value_heads=cast(int, self.config.num_key_value_heads),
+            head_dim=cast(int, self.config.head_dim),
             seq_len=seq_len,
             capacity=capacity,
             dtype=dtype or weight.dtype,
             device=weight.device,
-            ropes=config.ropes,
-            extensions=config.extensions,
+            ropes=self.config.ropes,
+            extensions=self.config.extensions,
         )
 
     def num_parameters(self) -> int:
