@@ -82,7 +82,8 @@ def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int) -> 
     }
     layer, x = make_layer(made[kind]), torch.randn(1, seq, HIDDEN, dtype=torch.float64)
     with torch.no_grad():
-        np.testing.assert_allclose(layer(x)[0], attention(layer, x[0].numpy())[0], atol=1e-11, rtol=0)
+        outs = torch.stack([layer(x), torch.func.vmap(layer)(x[None])[0]])
+    np.testing.assert_allclose(outs, np.stack([attention(layer, x[0].numpy())[0][None]] * 2), atol=1e-11, rtol=0)
 
 
 def test_positions_that_are_given_are_used() -> None:

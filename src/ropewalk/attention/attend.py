@@ -98,7 +98,7 @@ def attend(
         folded = q.reshape(batch, kv_heads, groups, head_dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, dropout_p=dropout)
         return out.reshape(batch, heads, seq, head_dim)
-    if groups > 1 and not _groups_are_fused(q, mask):
+    if not _groups_are_fused(q, mask):
         keys, values = for_groups(keys, groups), for_groups(values, groups)
     return F.scaled_dot_product_attention(
         q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=seen.is_causal, enable_gqa=keys.shape[1] != heads
