@@ -9,7 +9,6 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ropewalk.compiled import PLAIN
 from ropewalk.errors import RopeError, check_kind
@@ -114,7 +113,8 @@ class Branches:
                 seen[number] |= seen[parent]
         self.depths = torch.tensor(depths, dtype=torch.int64, device=device)
         self.seen = seen.to(device)
-        table = pad_sequence([torch.tensor(of_token, device=device) for of_token in runs], batch_first=True)
+        most, none = max(map(len, runs)), (0,) * 3
+        table = torch.tensor([[*of_token, *[none] * (most - len(of_token))] for of_token in runs], device=device)
         self.runs = tuple(Stretch(*run.unbind(-1)) for run in table.unbind(1))
 
     def __len__(self) -> int:

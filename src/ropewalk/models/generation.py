@@ -45,8 +45,9 @@ def sample(logits: Tensor, draws: Sequence[random.Random], *, temperature: float
     downward = exact - exact.amax(-1, keepdim=True)
     for draw, scores in zip(draws, downward / float(temperature), strict=True):
         best = scores.sort(descending=True)
-        reached = best.values.softmax(-1).cumsum(-1)[:-1]  # the last token takes what is left
-        out.append(int(best.indices[torch.searchsorted(reached, draw.random(), right=True)].item()))
+        reached = best.values.softmax(-1).cumsum(-1)
+        at = torch.searchsorted(reached[:-1], draw.random() * reached[-1], right=True)  # the last takes what is left
+        out.append(int(best.indices[at].item()))
     return out
 
 
