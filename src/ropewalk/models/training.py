@@ -195,7 +195,8 @@ class TextWindows:
     def __init__(self, documents: Sequence[Sequence[int]], *, length: int, seed: int) -> None:
         self.tokens = torch.from_numpy(np.concatenate([np.asarray(one, dtype=np.int64) for one in documents]))
         # of the documents in two rounds of the circle, so that a window's wrapped part has ids of its own
-        self.starts = torch.tensor([0, *[len(one) for _ in range(2) for one in documents]]).cumsum(0)
+        lengths = [len(one) for one in documents]
+        self.starts = torch.tensor([0, *lengths, *lengths]).cumsum(0)
         if len(self.tokens) < length + 1:
             raise RopeError(
                 "TextWindows: the text is shorter than one window.",
