@@ -104,7 +104,7 @@ def generate(
     tokens = token_lists(prompts, model.tokenizer, model.config.vocab_size)
     fixed = _fixed_length(model, [len(row) + max_new_tokens for row in tokens], seq_len)
     draws, new, rows = draws_of(seed, len(tokens)), [list[int]() for _ in tokens], list(range(len(tokens)))
-    with evaluating(model), _uncompiled():
+    with evaluating(model), _uncompiled(model):
         cache, logits = _prefill(model, tokens, fixed, min(max_new_tokens, KVCache.step))
         for left in reversed(range(max_new_tokens)):
             of_rows = [draws[row] for row in rows]
@@ -197,7 +197,9 @@ def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | N
     return F.linear(last, weight) if logits else last
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+def _uncompiled(model: Decoder) -> AbstractContextManager[Any]:
     """Return a block in which a compiled model runs uncompiled."""
-    # without dynamo nothing is compiled, and importing it takes longer than importing torch
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    dynamo = sys.modules.get("torch._dynamo")  # importing it takes longer than importing torch
+    compiled = dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+    compiled = compiled or model._compiled_call_impl is not None
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
