@@ -78,16 +78,13 @@ def test_transformers_reads_the_folder(make: str, trained: TextTokenizer, tmp_pa
     assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.bos_id, ours.eos_ids[0])
 
 
-@pytest.mark.parametrize(
-    ("files", "begin", "end"),
-    [
-        ({"generation_config.json": {"eos_token_id": [0, 7]}, "config.json": {"eos_token_id": 5}}, None, (0, 7)),
-        ({"config.json": {"eos_token_id": 5, "bos_token_id": 6}}, 6, (5,)),
-        ({"generation_config.json": {"eos_token_id": [10**30, -1]}, "config.json": {"eos_token_id": 5}}, None, (5,)),
-        ({"tokenizer_config.json": {"eos_token": {"content": "<|endoftext|>"}, "bos_token": "a"}}, "a", (0,)),
-        ({"tokenizer_config.json": {"eos_token": "no such token"}}, None, ()),
-    ],
-)
+@pytest.mark.parametrize(("files", "begin", "end"), [
+    ({"generation_config.json": {"eos_token_id": [0, 7]}, "config.json": {"eos_token_id": 5}}, None, (0, 7)),
+    ({"config.json": {"eos_token_id": 5, "bos_token_id": 6}}, 6, (5,)),
+    ({"generation_config.json": {"eos_token_id": [10**30, -1]}, "config.json": {"eos_token_id": 5}}, None, (5,)),
+    ({"tokenizer_config.json": {"eos_token": {"content": "<|endoftext|>"}, "bos_token": "a"}}, "a", (0,)),
+    ({"tokenizer_config.json": {"eos_token": "no such token"}}, None, ()),
+])  # fmt: skip
 def test_where_special_tokens_are_named(
     files: dict[str, Any], begin: Any, end: tuple[int, ...], trained: TextTokenizer, tmp_path: Path
 ) -> None:
@@ -213,19 +210,16 @@ def test_byte_level_gguf_against_transformers(pre: str, trained: TextTokenizer) 
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokenizer.ggml.pre": "no-such-cut"}, "no supported tokenizer[\\s\\S]*no-such-cut"),
-        ({"tokenizer.ggml.model": "rwkv"}, "no supported tokenizer"),
-        ({"tokenizer.ggml.merges": ["zz qq"]}, "is damaged[\\s\\S]*zz"),
-        ({"tokenizer.ggml.tokens": [1]}, "is damaged"),
-        ({"tokenizer.ggml.tokens": "abc"}, "(?s)damaged.*tokens"),
-        ({"tokenizer.ggml.token_type": [1]}, "is damaged"),
-        ({"tokenizer.ggml.token_type": ["1"] * 361}, "(?s)damaged.*token_type"),
-        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"tokenizer.ggml.pre": "no-such-cut"}, "no supported tokenizer[\\s\\S]*no-such-cut"),
+    ({"tokenizer.ggml.model": "rwkv"}, "no supported tokenizer"),
+    ({"tokenizer.ggml.merges": ["zz qq"]}, "is damaged[\\s\\S]*zz"),
+    ({"tokenizer.ggml.tokens": [1]}, "is damaged"),
+    ({"tokenizer.ggml.tokens": "abc"}, "(?s)damaged.*tokens"),
+    ({"tokenizer.ggml.token_type": [1]}, "is damaged"),
+    ({"tokenizer.ggml.token_type": ["1"] * 361}, "(?s)damaged.*token_type"),
+    ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "is damaged"),
+])  # fmt: skip
 def test_gguf_tokenizers_that_are_refused(change: dict[str, Any], message: str, trained: TextTokenizer) -> None:
     """Nothing is guessed: what is not understood is named."""
     with pytest.raises(RopeError, match=message):

@@ -67,12 +67,7 @@ def test_it_is_the_formula(form: str) -> None:
 
 @REPEATS
 @settings(max_examples=60, deadline=None)
-@given(
-    kind=st.sampled_from([ReRoPE, SelfExtend, DualChunk]),
-    a=st.integers(1, 20),
-    b=st.integers(1, 12),
-    seq=st.integers(1, 33),
-)
+@given(st.sampled_from([ReRoPE, SelfExtend, DualChunk]), st.integers(1, 20), st.integers(1, 12), st.integers(1, 33))
 def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int) -> None:
     """Windows longer than the row, groups longer than the window, chunks of one token."""
     made: dict[object, Extension] = {

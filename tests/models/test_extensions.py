@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.attention.masks import SlotTables, TokenLayout
+from ropewalk.attention.remap import Remap
 from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear
-from tests.models.forms import EXTENSIONS, LOGITS, REMAPPING, ROPE, Louder, make_decoder, make_layer
+from tests.models.forms import EXTENSIONS, HALF, LOGITS, REMAPPING, ROPE, Louder, make_decoder, make_layer
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 COMPILED = [DualChunk(chunk=6, trained_length=8), Louder()]
@@ -110,6 +112,18 @@ def test_a_cache_of_another_extension_is_refused(before):
         equal = None if before is None else replace(before)  # the same settings are the same extension
         base.with_positions(extension=equal)(ids[:, :1], cache=cache)
     assert cache.lengths.tolist() == [10]
+
+
+def test_kept_tables_are_those_of_the_length() -> None:
+    """A live model's cache grows, and its frequencies may change with it: keys turn as without a store of tables."""
+    rotary, stored, keys = rw.RotaryEmbedding(HALF["dynamic"]), SlotTables(), torch.randn(1, 2, 30, 8).double()
+    for total, seq_len in ((17, 20), (17, 20), (17, 40), (30, 40)):
+        turned = []
+        for slots in (stored, None):
+            layout = TokenLayout(1, 1, keys.device, total, total - 1, total, cached=True, slot_tables=slots)
+            remap = Remap(rotary, ReRoPE(4), layout, None, seq_len, keys.dtype)
+            turned.append(remap.rotated_keys(keys[:, :, :total], 0))
+        assert torch.equal(*turned)
 
 
 # --- under export and a compiler
