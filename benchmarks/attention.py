@@ -18,7 +18,7 @@ from records import RESULTS, Record, append, environment
 from rotation import DTYPES, Contender, cpu_clock, interleave, limit
 from torch import Tensor
 
-from ropewalk.attention.attend import attend
+from ropewalk.attention.attend import LogitRules, attend
 from ropewalk.attention.masks import lay_out
 from ropewalk.rotation.backends import choose_attention
 
@@ -50,9 +50,9 @@ def timed(heads: int, kv_heads: int, head_dim: int, tokens: int, dtype: torch.dt
     k, v = (torch.randn(1, kv_heads, tokens, head_dim).to(dtype) for _ in range(2))
     seen = lay_out(1, tokens, q.device).visibility(True, None)
     assert choose_attention(q, k, v).kernels, "the compiled kernel does not serve here"
-    ours = Contender("ropewalk", [lambda: attend(q, k, v, seen)])
+    ours = Contender("ropewalk", [lambda: attend(q, k, v, seen, 0.0, None, LogitRules())])
     theirs = Contender("sdpa", [lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)])
-    check(q, k, v, attend(q, k, v, seen))
+    check(q, k, v, attend(q, k, v, seen, 0.0, None, LogitRules()))
     found = interleave([ours, theirs], seconds=seconds, clock=cpu_clock, least=3)
     return {
         "kind": "attention", "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "tokens": tokens,

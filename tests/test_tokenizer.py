@@ -78,16 +78,13 @@ def test_transformers_reads_the_folder(make: str, trained: TextTokenizer, tmp_pa
     assert (theirs.bos_token_id, theirs.eos_token_id) == (ours.bos_id, ours.eos_ids[0])
 
 
-@pytest.mark.parametrize(
-    ("files", "begin", "end"),
-    [
-        ({"generation_config.json": {"eos_token_id": [0, 7]}, "config.json": {"eos_token_id": 5}}, None, (0, 7)),
-        ({"config.json": {"eos_token_id": 5, "bos_token_id": 6}}, 6, (5,)),
-        ({"generation_config.json": {"eos_token_id": [10**30, -1]}, "config.json": {"eos_token_id": 5}}, None, (5,)),
-        ({"tokenizer_config.json": {"eos_token": {"content": "<|endoftext|>"}, "bos_token": "a"}}, "a", (0,)),
-        ({"tokenizer_config.json": {"eos_token": "no such token"}}, None, ()),
-    ],
-)
+@pytest.mark.parametrize(("files", "begin", "end"), [
+    ({"generation_config.json": {"eos_token_id": [0, 7]}, "config.json": {"eos_token_id": 5}}, None, (0, 7)),
+    ({"config.json": {"eos_token_id": 5, "bos_token_id": 6}}, 6, (5,)),
+    ({"generation_config.json": {"eos_token_id": [10**30, -1]}, "config.json": {"eos_token_id": 5}}, None, (5,)),
+    ({"tokenizer_config.json": {"eos_token": {"content": "<|endoftext|>"}, "bos_token": "a"}}, "a", (0,)),
+    ({"tokenizer_config.json": {"eos_token": "no such token"}}, None, ()),
+])  # fmt: skip
 def test_where_special_tokens_are_named(
     files: dict[str, Any], begin: Any, end: tuple[int, ...], trained: TextTokenizer, tmp_path: Path
 ) -> None:
@@ -100,14 +97,11 @@ def test_where_special_tokens_are_named(
     assert (read.bos_id, read.eos_ids) == (expected, end)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (None, b"", r"(?s)no such file.*tokenizer\.json"),
-        ("tokenizer.json", b'{"model": ', r"tokenizer\.json cannot be read"),
-        ("chat_template.jinja", b"{{ \xff }}", r"(?s)cannot be read.*chat_template\.jinja.*utf-8"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    (None, b"", r"(?s)no such file.*tokenizer\.json"),
+    ("tokenizer.json", b'{"model": ', r"tokenizer\.json cannot be read"),
+    ("chat_template.jinja", b"{{ \xff }}", r"(?s)cannot be read.*chat_template\.jinja.*utf-8"),
+])  # fmt: skip
 def test_missing_and_damaged_files_are_named(
     name: str | None, content: bytes, message: str, tmp_path: Path, trained: TextTokenizer
 ) -> None:
@@ -176,16 +170,10 @@ def byte_level_metadata(trained: TextTokenizer, pre: str | None) -> dict[str, An
     content = json.loads(trained.tokenizer.to_str())
     vocabulary = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
     merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in content["model"]["merges"]]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        **({"tokenizer.ggml.pre": pre} if pre else {}),
-        "tokenizer.ggml.tokens": [*vocabulary, "<think>"],
-        "tokenizer.ggml.token_type": [3, *[1] * (len(vocabulary) - 1), 4],
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 0,
-        "tokenizer.ggml.eot_token_id": 9,
-    }
+    types = [3, *[1] * (len(vocabulary) - 1), 4]
+    given = {"model": "gpt2", "tokens": [*vocabulary, "<think>"], "token_type": types, "merges": merges,
+             "bos_token_id": 0, "eos_token_id": 0, "eot_token_id": 9, **({"pre": pre} if pre else {})}  # fmt: skip
+    return {f"tokenizer.ggml.{key}": value for key, value in given.items()}
 
 
 def test_byte_level_gguf_is_its_origin(trained: TextTokenizer) -> None:
@@ -215,32 +203,23 @@ def test_byte_level_gguf_against_transformers(pre: str, trained: TextTokenizer) 
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     metadata = byte_level_metadata(trained, pre)
-    theirs, _ = convert_gguf_tokenizer(
-        "llama",
-        {
-            "tokenizer_type": "gpt2",
-            "pre_tokenizer_type": pre,
-            **{key: metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges", "token_type")},
-        },
-    )
+    same = {key: metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "merges", "token_type")}
+    theirs, _ = convert_gguf_tokenizer("llama", {"tokenizer_type": "gpt2", "pre_tokenizer_type": pre, **same})
     ours = tokenizer_from_metadata(metadata, "test")
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, text
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tokenizer.ggml.pre": "no-such-cut"}, "no supported tokenizer[\\s\\S]*no-such-cut"),
-        ({"tokenizer.ggml.model": "rwkv"}, "no supported tokenizer"),
-        ({"tokenizer.ggml.merges": ["zz qq"]}, "is damaged[\\s\\S]*zz"),
-        ({"tokenizer.ggml.tokens": [1]}, "is damaged"),
-        ({"tokenizer.ggml.tokens": "abc"}, "(?s)damaged.*tokens"),
-        ({"tokenizer.ggml.token_type": [1]}, "is damaged"),
-        ({"tokenizer.ggml.token_type": ["1"] * 361}, "(?s)damaged.*token_type"),
-        ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"tokenizer.ggml.pre": "no-such-cut"}, "no supported tokenizer[\\s\\S]*no-such-cut"),
+    ({"tokenizer.ggml.model": "rwkv"}, "no supported tokenizer"),
+    ({"tokenizer.ggml.merges": ["zz qq"]}, "is damaged[\\s\\S]*zz"),
+    ({"tokenizer.ggml.tokens": [1]}, "is damaged"),
+    ({"tokenizer.ggml.tokens": "abc"}, "(?s)damaged.*tokens"),
+    ({"tokenizer.ggml.token_type": [1]}, "is damaged"),
+    ({"tokenizer.ggml.token_type": ["1"] * 361}, "(?s)damaged.*token_type"),
+    ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [1.0]}, "is damaged"),
+])  # fmt: skip
 def test_gguf_tokenizers_that_are_refused(change: dict[str, Any], message: str, trained: TextTokenizer) -> None:
     """Nothing is guessed: what is not understood is named."""
     with pytest.raises(RopeError, match=message):

@@ -184,7 +184,7 @@ def mrope_positions(
     """
     types = _checked_types(token_types, attention_mask)
     check_whole("mrope_positions", optional=False, spatial_merge_size=spatial_merge_size)
-    merge = as_whole(spatial_merge_size) or 1
+    merge = int(spatial_merge_size)
     stills, moving = _checked_grids("images", images, merge), _checked_grids("videos", videos, merge)
     intervals = _checked_intervals(frame_intervals, len(moving), split_frames)
     if split_frames:
@@ -240,7 +240,7 @@ def _row(types: list[int], waiting: dict[int, list[tuple[Grid, float]]]) -> list
             places += [[place] * 3 for place in range(start, start + count)]
             start += count
         while kind != _TEXT and count:
-            grid, interval = waiting[kind].pop(0) if waiting[kind] else (None, 0.0)
+            grid, interval = waiting[kind].pop(0) if waiting[kind] else (None, None)
             if grid is None or math.prod(grid) > count:
                 raise RopeError(
                     "mrope_positions: the tokens of an image or a video do not fill the next grid.",

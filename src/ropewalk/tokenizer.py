@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -78,7 +79,7 @@ class TextTokenizer:
     def prefix_ids(self) -> list[int]:
         """Return the checkpoint's prefix ids of every text: often only `bos_id`, or none."""
         plain, ids = self.encode("a"), self.encode("a", add_special=True)
-        before = next((n for n in range(len(ids) + 1) if ids[n : n + len(plain)] == plain), 0)
+        before = next((n for n in range(len(ids)) if ids[n : n + len(plain)] == plain), 0)
         return ids[:before]
 
     @checked
@@ -103,8 +104,8 @@ class TextTokenizer:
     def by_text(self) -> dict[str, int]:
         """Return the ids of tokens by text, without texts that several tokens share or that end inside a character."""
         texts = [self.decode([token]) for token in range(self.vocab_size)]
-        count = Counter(texts)
-        return {text: token for token, text in enumerate(texts) if count[text] == 1 and "\ufffd" not in text}
+        times = Counter(texts)
+        return {text: token for token, text in enumerate(texts) if times[text] == 1 and "\ufffd" not in text}
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write tokenizer.json and tokenizer_config.json into `folder`; transformers' AutoTokenizer loads them."""
@@ -196,9 +197,8 @@ class TextTokenizer:
 def byte_alphabet() -> dict[str, int]:
     """Return the byte of each of GPT-2's printable characters for byte-level tokens."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    return {letters[byte]: byte for byte in range(256)}
+    others = count(256)
+    return {chr(byte if byte in plain else next(others)): byte for byte in range(256)}
 
 
 def has_token(number: object, tokenizer: Tokenizer) -> TypeGuard[int]:

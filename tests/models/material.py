@@ -52,28 +52,6 @@ def permuted(weight: Tensor, heads: int) -> Tensor:
     )
 
 
-GGUF_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-GGUF_PARTS = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-
-
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a Hugging Face tensor."""
-    if name in GGUF_NAMES:
-        return GGUF_NAMES[name]
-    _, _, layer, rest = name.split(".", 3)
-    part, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{GGUF_PARTS[part]}.{kind}"
-
-
 def write_gguf(
     path: Path,
     config: Any,
@@ -106,10 +84,12 @@ def write_gguf(
         add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         add.get(type(value), writer.add_array)(key, value)
     permute = arch in ("llama", "smollm3") if permute is None else permute
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, config.num_hidden_layers)  # it has all names of Llama
     for name, tensor in state.items():
         if permute and name.rsplit(".", 2)[-2] in ("q_proj", "k_proj"):
             tensor = permuted(tensor, heads if "q_proj" in name else kv_heads)
-        _add(writer, gguf_name(name), tensor, kind if tensor.ndim > 1 else gguf.GGMLQuantizationType.F32)
+        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        _add(writer, known, tensor, kind if tensor.ndim > 1 else gguf.GGMLQuantizationType.F32)
     for name, tensor in (extra or {}).items():
         _add(writer, name, tensor, gguf.GGMLQuantizationType.F32)
     writer.write_header_to_file()

@@ -23,11 +23,6 @@ def make(**changes: Any) -> Attention:
     return make_layer(**{"rope": ROPE, "head_dim": DIM, **changes})
 
 
-def close(actual: Tensor, wanted: Tensor, atol: float = 1e-11) -> None:
-    """Equal within float64 rounding."""
-    torch.testing.assert_close(actual, wanted, rtol=0, atol=atol)
-
-
 def test_dropout_only_in_training() -> None:
     """Both dropouts act while training and never otherwise."""
     x = torch.randn(1, 64, HIDDEN, dtype=torch.float64)
@@ -71,7 +66,8 @@ def test_coordinates() -> None:
     assert torch.equal(axial(x, position_ids=grid), axial(x, position_ids=grid.expand(2, 6, 2)))
     mrope = make(rope=RopeConfig(DIM, interleaved=False, axes=(0, 1, 2)))
     x = torch.randn(2, 6, HIDDEN, dtype=torch.float64)
-    close(mrope(x), mrope(x, position_ids=torch.arange(6)[:, None].expand(6, 3)))
+    equal = mrope(x, position_ids=torch.arange(6)[:, None].expand(6, 3))
+    torch.testing.assert_close(mrope(x), equal, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32], ids=str)

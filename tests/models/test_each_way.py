@@ -67,12 +67,7 @@ def test_it_is_the_formula(form: str) -> None:
 
 @REPEATS
 @settings(max_examples=60, deadline=None)
-@given(
-    kind=st.sampled_from([ReRoPE, SelfExtend, DualChunk]),
-    a=st.integers(1, 20),
-    b=st.integers(1, 12),
-    seq=st.integers(1, 33),
-)
+@given(st.sampled_from([ReRoPE, SelfExtend, DualChunk]), st.integers(1, 20), st.integers(1, 12), st.integers(1, 33))
 def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int) -> None:
     """Windows longer than the row, groups longer than the window, chunks of one token."""
     made: dict[object, Extension] = {
@@ -82,7 +77,8 @@ def test_any_sizes(kind: Callable[..., Extension], a: int, b: int, seq: int) -> 
     }
     layer, x = make_layer(made[kind]), torch.randn(1, seq, HIDDEN, dtype=torch.float64)
     with torch.no_grad():
-        np.testing.assert_allclose(layer(x)[0], attention(layer, x[0].numpy())[0], atol=1e-11, rtol=0)
+        outs = torch.stack([layer(x), torch.func.vmap(layer)(x[None])[0]])
+    np.testing.assert_allclose(outs, np.stack([attention(layer, x[0].numpy())[0][None]] * 2), atol=1e-11, rtol=0)
 
 
 def test_positions_that_are_given_are_used() -> None:
@@ -265,7 +261,7 @@ def test_positions_of_packed_documents(kind: str) -> None:
     """Those that are given turn queries and keys, and choose the biases. A row of padding has finite gradients."""
     model, ids, marks = make_decoder(**KINDS[kind]), torch.randint(0, VOCAB, (2, 12)), pack([[5, 7], [3, 9]])
     positions = torch.stack([torch.randperm(12), torch.arange(12) * 3])
-    for each in (positions, positions[1]):
+    for each in (positions, positions[1], positions[1:]):
         packed = model(ids, document_ids=marks, position_ids=each)
         alone = model(ids[1:, 3:], position_ids=positions[1:, 3:])
         torch.testing.assert_close(packed[1:, 3:], alone, atol=1e-11, rtol=0)

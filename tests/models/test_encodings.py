@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import BertConfig, LlamaConfig, T5Config
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import ropewalk as rw
 from ropewalk import encodings
 from ropewalk.encodings import ENCODINGS, Places, Sizes
-from ropewalk.models.encodings import alibi_slopes, t5_bucket
+from ropewalk.models.encodings import alibi_slopes, sinusoidal_table, t5_bucket
 from tests import oracle
 from tests.models.forms import make_decoder
 
@@ -51,6 +52,7 @@ def test_sinusoidal():
     for scaled in (True, False):
         got = encodings.Sinusoidal(scale_embeddings=scaled).build(SIZES).embedded(x, ids).numpy()
         np.testing.assert_allclose(got, x.numpy() * (math.sqrt(12) if scaled else 1) + expected, atol=1e-10)
+    np.testing.assert_allclose(sinusoidal_table(ids, 12), expected, atol=1e-10)
 
 
 def test_learned():
@@ -60,8 +62,24 @@ def test_learned():
     assert (got[0] == numbers["positions.weight"][[7, 0, 2]]).all()
 
 
+def test_what_is_published():
+    """Where learned numbers start: as in the code of KERPLE, FIRE and Transformer-XL; defaults: BERT's and T5's."""
+    kinds, many = (encodings.KERPLE, encodings.FIRE, encodings.TransformerXL), SIZES._replace(num_attention_heads=9999)
+    kerple, fire, xl = (kind().build(many) for kind in kinds)
+    for logarithm, most in ((kerple.log_r1, 2.0), (kerple.log_r2, 1.0)):
+        assert logarithm.min().exp() < 0.02
+        assert most - 0.01 < logarithm.max().exp() <= most
+    assert (fire.c.item(), fire.threshold.item(), len(fire.inner.weight)) == (pytest.approx(0.1), 1.0, 32)
+    assert (xl.u.std().item(), xl.v.std().item()) == (pytest.approx(0.02, rel=0.05),) * 2
+    t5, bert = T5Config(), BertConfig().max_position_embeddings
+    assert encodings.T5Bias() == encodings.T5Bias(t5.relative_attention_num_buckets, t5.relative_attention_max_distance)
+    assert encodings.RelativeBias.max_distance == t5.relative_attention_max_distance
+    assert encodings.LearnedAbsolute.max_position_embeddings == rw.models.TextClassifierConfig.max_length == bert
+    assert rw.models.DecoderConfig.initializer_range == LlamaConfig().initializer_range
+
+
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("buckets", "far"), [(32, 128), (8, 20), (64, 1000)])
+@pytest.mark.parametrize(("buckets", "far"), [(32, 128), (8, 20), (64, 1000), (4, 9)])
 def test_t5_buckets_are_transformers(causal, buckets, far):
     """The same bucket for every distance, both ways."""
     distance = torch.arange(-3 * far, 3 * far + 1)
@@ -106,6 +124,8 @@ def test_biases(name, causal):
     """By the formula, on either side of a query."""
     config, formula = FORMULAS[name]
     module, numbers = built(config, causal=causal)
+    if causal and name == "fire":  # a nearly linear logarithm
+        module.c.data.mul_(1e-3)
     expected = by_formula(lambda h, m, n: formula(numbers, h, m, n, 0 if causal else -5))
     np.testing.assert_allclose(bias_of(module), expected, rtol=1e-5, atol=1e-6)
 
@@ -130,6 +150,18 @@ def test_transformer_xl():
         return (q[0, QUERIES.index(m), h].numpy() + numbers["v"][h]) @ r / 2
 
     np.testing.assert_allclose(bias_of(module, q), by_formula(formula), atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_xpos_reaches_as_far_as_scales_are_normal_numbers(dtype):
+    """Of the slowest decay, the first pair's; half a percent beyond, the position is refused."""
+    module, x = encodings.XPos().build(SIZES), torch.ones(2, 1, 1, 3, 4, dtype=dtype)
+    limit = math.log(1 / torch.finfo(dtype).tiny) / math.log(1.4 / 0.4) * 512
+    for far in (limit, -limit):
+        for turned in module.encoded(*x, torch.tensor([int(0.995 * far)])):
+            assert turned.isfinite().all()
+        with pytest.raises(rw.RopeError, match="too far"):
+            module.encoded(*x, torch.tensor([int(1.005 * far)]))
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -202,12 +234,9 @@ def test_positions_reach_the_scores(model, ids):
 @pytest.mark.parametrize("name", NAMES)
 def test_low_precision(name):
     """Casts do not spoil it: logits stay near float64's."""
-    config = rw.models.DecoderConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, encoding=name
-    )
-    model, ids = rw.Decoder(config).eval(), torch.randint(0, 50, (1, 64))
+    model, ids = make_decoder(encoding=name, initializer_range=0.02), torch.randint(0, 50, (1, 64))
     with torch.no_grad():
-        exact = model.double()(ids)
+        exact = model(ids)
         error = (model.bfloat16()(ids).double() - exact).abs().max()
     assert error < 0.1 * max(1.0, float(exact.abs().max()))
 

@@ -12,22 +12,14 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.attention.masks import SlotTables, TokenLayout
+from ropewalk.attention.remap import Remap
 from ropewalk.encodings import ENCODINGS, NoPE, Places, Sizes
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope import extensions
 from ropewalk.rope.extensions import DualChunk, Extension, ReRoPE, SelfExtend
 from ropewalk.rope.scaling import Linear
-from tests.models.forms import (
-    EXTENSIONS,
-    HEAD_DIM,
-    HEADS,
-    LOGITS,
-    REMAPPING,
-    ROPE,
-    Louder,
-    make_decoder,
-    make_layer,
-)
+from tests.models.forms import EXTENSIONS, HALF, LOGITS, REMAPPING, ROPE, Louder, make_decoder, make_layer
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 COMPILED = [DualChunk(chunk=6, trained_length=8), Louder()]
@@ -90,7 +82,7 @@ def test_layers_that_cannot_take_it_stay():
 def test_logits_with_a_bias_are_not_scaled(name: str) -> None:
     """A scale is defined for q.k alone: encodings that add to scores refuse it; none has a rope to remap."""
     model = make_decoder(encoding=name)
-    encoding = model.layers[0].self_attn.position_encoding or NoPE().build(Sizes(24, HEADS, HEAD_DIM))
+    encoding = model.layers[0].self_attn.position_encoding or NoPE().build(Sizes(24, 4, 8))
     _, bias = encoding.biased(torch.zeros(1, 3, 4, 8).double(), Places(torch.arange(3), torch.arange(3)))
     assert (bias is None) != encoding.adds_to_scores
     with pytest.raises(rw.RopeError, match="adds to scores") if encoding.adds_to_scores else nullcontext():
@@ -120,6 +112,18 @@ def test_a_cache_of_another_extension_is_refused(before):
         equal = None if before is None else replace(before)  # the same settings are the same extension
         base.with_positions(extension=equal)(ids[:, :1], cache=cache)
     assert cache.lengths.tolist() == [10]
+
+
+def test_kept_tables_are_those_of_the_length() -> None:
+    """A live model's cache grows, and its frequencies may change with it: keys turn as without a store of tables."""
+    rotary, stored, keys = rw.RotaryEmbedding(HALF["dynamic"]), SlotTables(), torch.randn(1, 2, 30, 8).double()
+    for total, seq_len in ((17, 20), (17, 20), (17, 40), (30, 40)):
+        turned = []
+        for slots in (stored, None):
+            layout = TokenLayout(1, 1, keys.device, total, total - 1, total, cached=True, slot_tables=slots)
+            remap = Remap(rotary, ReRoPE(4), layout, None, seq_len, keys.dtype)
+            turned.append(remap.rotated_keys(keys[:, :, :total], 0))
+        assert torch.equal(*turned)
 
 
 # --- under export and a compiler

@@ -85,7 +85,7 @@ def test_each_way_of_the_tokens(form: dict[str, Any], calls: list[int]) -> None:
     dtype = torch.bfloat16
     ours, exact, x = layers(dtype, form)
     masks = torch.ones(3, BATCH, SEQ, dtype=torch.long)
-    masks[:2, 0, :13] = masks[:2, 1, 60:] = masks[1, 0, 50:52] = masks[2, 1, 30:35] = 0
+    masks[:2, 0, :13] = masks[:2, 1, 60:] = masks[1, 1, 1:3] = masks[2, 1, 30:35] = 0
     marks = torch.arange(SEQ).div(35, rounding_mode="floor").expand(BATCH, -1)
     for given, expected in (
         ({}, [SEQ]), ({"attention_mask": masks[0]}, [SEQ]), ({"attention_mask": masks[1]}, None),
@@ -156,5 +156,6 @@ def test_what_does_not_go_through_the_kernel(calls: list[int]) -> None:
     exact(x.double())
     ours(x, need_weights=True)
     rw.Attention(HIDDEN, HEADS, encoding="alibi")(x)
-    rw.Attention(HIDDEN, HEADS, attention_dropout=0.5).train()(x)
+    for form in ({}, {"rope": rw.RopeConfig(8, interleaved=False), "extension": RULES[0]}):
+        rw.Attention(HIDDEN, HEADS, attention_dropout=0.5, **form).train()(x)
     assert calls == []

@@ -89,7 +89,11 @@ SETTINGS: list[tuple[Callable[[], Any], str]] = [
     (lambda: labels(pooling="max"), "unknown `pooling`"),
     (lambda: labels(max_length=0), "at least 1 token"),
     (lambda: labels(dropout=1.0), "below 1"),
-    (lambda: encodings.T5Bias(num_buckets=6), "num_buckets"),
+    *((lambda wrong=wrong: encodings.T5Bias(*wrong), "num_buckets") for wrong in ((6, 128), (0, 128), (8, 4))),
+    *((lambda rope=rope: encodings.XPos(rope).build(encodings.Sizes(32, 4, 8)), "`rope` needs this head_dim, one axis")
+      for rope in (rw.RopeConfig(4, interleaved=True), replace(ROPE, axes=(0, 0, 1, 1)), HALF["dynamic"])),
+    *((lambda name=name, wrong=wrong: shape(**{name: wrong}), f"`{name}` must be between 0 and 1")
+      for name in ("norm_eps", "residual_dropout") for wrong in (-1e-9, 1.0)),
     (lambda: encodings.RelativeBias(max_distance=-1), "max_distance"),
     *((lambda kind=kind, given=given: kind(**given), kind.__name__) for kind, given in (
         (ReRoPE, {"window": 0}), (ReRoPE, {"window": 4, "log_n": 1}), (SelfExtend, {"group": 0, "window": 4}),
@@ -142,8 +146,6 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: ALIBI(IDS, position_ids=torch.rand(3)), "must be integers"),
     (lambda: ALIBI(IDS, position_ids=torch.arange(3), cache=ALIBI.new_cache()), "is its index in the row"),
     (lambda: make_decoder(encoding=encodings.LearnedAbsolute(2))(IDS), "no vector for this position"),
-    (lambda: encodings.XPos().build(encodings.Sizes(12, 3, 4)).encoded(
-        *torch.zeros(2, 1, 1, 3, 4), torch.tensor([40_000])), "too far"),
     (lambda: CLASSIFIER(torch.zeros(2, 0).long()), "without tokens"),
     (lambda: CLASSIFIER(torch.ones(2, 1).long(), attention_mask=torch.tensor([[1], [0]])), "without tokens"),
     (lambda: MUTE.encode("text"), "no tokenizer"),
@@ -153,12 +155,12 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     (lambda: generate(MODEL, [[1]], max_new_tokens=0), "`max_new_tokens` must be a whole number"),
     (lambda: generate(MODEL, [[1]], stop_tokens=[" "]), "`stop_tokens` must be token ids"),
     (lambda: generate(MODEL, [[1]], seq_len=0), "`seq_len` must be a whole number from 1"),
-    (lambda: generate(make_decoder(rope=HALF["dynamic"]), [[1, 2]], max_new_tokens=20, seq_len=18),
+    (lambda: generate(make_decoder(rope=HALF["dynamic"]), [[1, 2]], max_new_tokens=20, seq_len=20),
      r"`seq_len` is less than prompt \+ max_new_tokens"),
     *((lambda prompts=prompts: generate(MODEL, prompts), "a prompt is empty")
       for prompts in ([[1], []], [], torch.zeros(0, dtype=torch.long))),
     (lambda: generate(MODEL, "hello"), "has no tokenizer"),
-    (lambda: generate(MODEL, [[1, 50]]), "outside the vocabulary"),
+    *((lambda ids=ids: generate(MODEL, [ids]), "outside the vocabulary") for ids in ([1, 50], [-1, 1])),
     (lambda: generate(MODEL, torch.ones(1, 2)), "a tensor of integers"),
     *((lambda prompts=prompts: generate(MODEL, prompts), "prompts must be texts or lists")
       for prompts in (b"ab", [1.5], [[1.5]], [True], ["a", [1]])),
@@ -210,5 +212,8 @@ def test_what_only_looks_wrong() -> None:
         assert least == replace(least)
     assert cache(seq_len=torch.tensor(7)).seq_len == 7
     assert generate(MODEL, [[1, 2]], max_new_tokens=2, seq_len=1) == generate(MODEL, [[1, 2]], max_new_tokens=2)
-    assert len(CLASSIFIER.encode("x" * 100)) == 40
+    longer = {"max_new_tokens": 20, "seq_len": 21}  # the last token is not fed back
+    assert len(generate(make_decoder(rope=HALF["dynamic"]), [[0, 49]], **longer)[0]) == 20
+    assert CLASSIFIER.encode("x" * 100) == [ord("x")] * 40
+    assert (labels(max_length=1).max_length, shape(norm_eps=0.0).norm_eps) == (1, 0.0)
     assert Extension.registry["ReRoPE"] is ReRoPE

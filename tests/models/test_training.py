@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +17,6 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.models import training
-from ropewalk.models.config import DecoderConfig
-from ropewalk.models.decoder import Decoder
 from ropewalk.models.training import (
     Batch,
     TextWindows,
@@ -29,14 +29,9 @@ from ropewalk.models.training import (
 )
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.scaling import DynamicNTK, Scaling
+from tests.models.forms import make_decoder
 
-
-def decoder(**changes: object) -> Decoder:
-    """A small decoder with weights of seed 0."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-             "num_attention_heads": 2, "num_key_value_heads": 1, "encoding": "rope"}  # fmt: skip
-    return Decoder(DecoderConfig(**{**sizes, **changes}))  # type: ignore[arg-type]
+decoder = partial(make_decoder, torch.float32, encoding="rope", num_hidden_layers=2)
 
 
 def windows(*lengths: int, length: int, seed: int = 0) -> TextWindows:
@@ -47,21 +42,31 @@ def windows(*lengths: int, length: int, seed: int = 0) -> TextWindows:
 
 def test_the_learning_rate_is_linear_then_half_a_cosine() -> None:
     """Update w of a warm-up over w updates is the first at the peak; half-way the cosine is the mean of both ends."""
-    assert [learning_rate(step, peak=2.0, warmup=4, steps=20) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
+    assert [learning_rate(step, peak=2.0, warmup=4, steps=20, final=0.1) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
     rates = [learning_rate(step, peak=1.0, warmup=10, steps=110, final=0.2) for step in range(110)]
     assert rates[59] == pytest.approx(0.6)
-    assert rates[109] == pytest.approx(0.2)
+    for warmup, steps in ((10, 110), (3, 4), (0, 1)):  # and it stays there
+        ends = [learning_rate(step, peak=1.0, warmup=warmup, steps=steps, final=0.2) for step in (steps - 1, 3 * steps)]
+        assert ends == pytest.approx([0.2, 0.2])
     assert rates[34] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 4)))
-    assert [learning_rate(step, peak=1.0, warmup=10, steps=3) for step in range(3)] == pytest.approx([0.1, 0.2, 0.3])
-    by_warmup = []
-    for warmup in (None, 2, 3):  # by default a twentieth of the updates
+    starts = [learning_rate(step, peak=1.0, warmup=10, steps=3, final=0.2) for step in range(3)]
+    assert starts == pytest.approx([0.1, 0.2, 0.3])
+
+    def losses(steps: int, warmup: int | None) -> list[float]:
         weight = nn.ParameterList([torch.ones(1)])
-        by_warmup.append(fit(weight, lambda step: weight[0].square().sum(), steps=40, lr=0.1, warmup=warmup))  # noqa: B023
-    assert by_warmup[0] == by_warmup[1] != by_warmup[2]
+        return fit(weight, lambda step: weight[0].square().sum(), steps=steps, lr=0.1, warmup=warmup,
+                   after=lambda done, loss: done == 9)  # fmt: skip
+
+    for steps, usual in ((40, 2), (9, 0), (9999, 200)):  # by default a twentieth of the updates, at most 200
+        assert losses(steps, None) == losses(steps, usual) != losses(steps, usual + 1)
 
 
-def test_updates_are_those_of_adamw_by_hand() -> None:
-    """Rates by the schedule, gradients clipped to the norm, and decay of matrices only."""
+LLAMA = {"final_lr": 0.1, "weight_decay": 0.1, "betas": (0.9, 0.95), "clip": 1.0}  # arXiv:2307.09288, section 2.2
+
+
+@pytest.mark.parametrize("given", [{}, {"final_lr": 0.2, "weight_decay": 0.5, "betas": (0.8, 0.7), "clip": 0.3}])
+def test_updates_are_those_of_adamw_by_hand(given: dict[str, Any]) -> None:
+    """Rates by the schedule, gradients clipped to the norm, and decay of matrices only; by default as in Llama 2."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     twin = nn.Linear(3, 2).double()
@@ -71,18 +76,18 @@ def test_updates_are_those_of_adamw_by_hand() -> None:
     def loss(module: nn.Module, step: int) -> Tensor:
         return module(inputs[step]).square().sum()
 
-    losses = fit(model, lambda step: loss(model, step), steps=4, lr=0.1, warmup=2, final_lr=0.2, weight_decay=0.5,
-                 betas=(0.8, 0.7), clip=0.3)  # fmt: skip
-    groups = [{"params": [twin.weight], "weight_decay": 0.5}, {"params": [twin.bias], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.7))
-    for step, rate in enumerate((0.05, 0.1, 0.06, 0.02)):
+    losses = fit(model, lambda step: loss(model, step), steps=4, lr=0.1, warmup=2, **given)
+    final, decay, betas, clip = {**LLAMA, **given}.values()
+    groups = [{"params": [twin.weight], "weight_decay": decay}, {"params": [twin.bias], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=betas)
+    for step, rate in enumerate((0.05, 0.1, 0.05 * (1 + final), 0.1 * final)):
         expected = loss(twin, step)
         assert losses[step] == pytest.approx(expected.item(), rel=1e-9)
         expected.backward()
         norm = torch.stack([weight.grad.norm() for weight in twin.parameters()]).norm()
-        assert norm > 0.3
+        assert norm > clip
         for weight in twin.parameters():
-            weight.grad *= 0.3 / (norm + 1e-6)  # torch's own clipping
+            weight.grad *= clip / (norm + 1e-6)  # torch's own clipping
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -117,13 +122,8 @@ def test_what_is_not_finite_stops_before_the_update(name: str) -> None:
     assert torch.equal(model.weight, weights[-1])
 
 
-class Stopped(Exception):
-    """Raised in place of a kill."""
-
-
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and losses, with dropout; a finished run is returned, not repeated."""
-    monkeypatch.setattr(training, "SAVE_SECONDS", -1.0)
     text, state = windows(200, length=8), tmp_path / "state.pt"
 
     def run(*, stop: int = 99, state: Path | None = state) -> tuple[list[float], dict[str, Tensor], list[int]]:
@@ -131,7 +131,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pyt
 
         def loss(step: int) -> Tensor:
             if step == stop:
-                raise Stopped
+                raise KeyboardInterrupt
             steps.append(step)
             batch = text.batch(2 * step, 2)
             return next_token_loss(model, Batch(batch.inputs % 50, batch.targets % 50, batch.document_ids))
@@ -139,8 +139,11 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path: Path, monkeypatch: pyt
         return fit(model, loss, steps=7, state=state), model.state_dict(), steps
 
     whole, weights, _ = run(state=None)
-    with pytest.raises(Stopped):
-        run(stop=4)
+    for seconds in (100.0, -1.0):
+        assert not state.exists()  # until the time has passed
+        monkeypatch.setattr(training, "SAVE_SECONDS", seconds)
+        with pytest.raises(KeyboardInterrupt):
+            run(stop=4)
     losses, resumed, steps = run()
     assert steps == [4, 5, 6]
     assert losses == whole
@@ -232,8 +235,8 @@ def test_documents_of_one_window_do_not_see_each_other() -> None:
     ids = torch.randint(0, 50, (1, 11))
     parts = [Batch(ids[:, :5], ids[:, 1:6]), Batch(ids[:, 6:10], ids[:, 7:])]
     packed = Batch(*(torch.cat([part[i] for part in parts], 1) for i in range(2)), torch.tensor([[0] * 5 + [1] * 4]))
-    one, other = (next_token_loss(model, part).item() for part in parts)
-    assert next_token_loss(model, packed).item() == pytest.approx((5 * one + 4 * other) / 9, rel=1e-5)
+    one, other = (next_token_loss(model, part.to("cpu")).item() for part in parts)
+    assert next_token_loss(model, packed.to("cpu")).item() == pytest.approx((5 * one + 4 * other) / 9, rel=1e-5)
     assert next_token_loss(model.bfloat16(), packed).dtype == torch.float32
 
 
@@ -248,6 +251,9 @@ def test_loss_by_position_is_the_mean_over_windows(monkeypatch: pytest.MonkeyPat
         losses = F.cross_entropy(model.eval()(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none")
     assert losses.shape == (9, 9)
     torch.testing.assert_close(found, losses.double().mean(0))
+    torch.testing.assert_close(loss_by_position(model, ids[:, :2]), found[:1])
+    with pytest.raises(RopeError, match=r"must be \[windows, seq \+ 1\]"):
+        loss_by_position(model, ids[:, :1])
 
 
 @pytest.mark.parametrize("rule", [None, DynamicNTK(2.0)])

@@ -47,7 +47,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     **{name: (getattr(BYTES, name), {"text": "a"}) for name in ("encode", "encode_prompt")},
     "decode": (BYTES.decode, {"ids": [97]}),
     "fit": (training.fit, {"model": LINE, "loss": lambda step: LINE(torch.ones(1)).sum(), "steps": 1}),
-    "learning_rate": (training.learning_rate, {"step": 0, "peak": 1.0, "warmup": 1, "steps": 3}),
+    "learning_rate": (training.learning_rate, {"step": 0, "peak": 1.0, "warmup": 1, "steps": 3, "final": 0.1}),
     "split_text": (training.split_text, {"text": "a", "fraction": 0.5}),
     "held_out_windows": (training.held_out_windows, {**DOCUMENTS, "limit": 2}),
     "TextWindows": (training.TextWindows, {**DOCUMENTS, "seed": 0}),

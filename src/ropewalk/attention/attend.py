@@ -48,7 +48,6 @@ class LogitRules(NamedTuple):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
-NO_RULES = LogitRules()
 OPEN_BLOCK = 256  # queries whose scores exist at one time, without a fused kernel
 
 
@@ -57,9 +56,9 @@ def attend(
     keys: Float[Tensor, "batch kv_heads total head_dim"],
     values: Float[Tensor, "batch kv_heads total head_dim"],
     seen: Visibility,
-    dropout: float = 0.0,
-    bias: Tensor | None = None,
-    rules: LogitRules = NO_RULES,
+    dropout: float,
+    bias: Tensor | None,
+    rules: LogitRules,
 ) -> Float[Tensor, "batch heads seq head_dim"]:
     """Return softmax(rules(q k^T / sqrt(head_dim)) + bias) v, by our kernel if it can run, else by torch's.
 
@@ -68,7 +67,7 @@ def attend(
     - `q`: `[batch, heads, seq, head_dim]`; `keys`, `values`: `[batch, kv_heads, total, head_dim]`.
     - `seen`: the keys visible to each query. With `rules` it must contain the whole mask.
     - `dropout`: dropout probability of the weights.
-    - `bias`: `[1 or batch, heads, seq, total]`, which includes the mask; `seen` is then ignored.
+    - `bias`: `[1 or batch, heads, seq, total]`, which includes the mask; `seen` is then `Visibility()`.
     - `rules`: softcap and sinks. If no kernel can apply them, scores are computed for `OPEN_BLOCK` queries at a time.
 
     **Returns:** `[batch, heads, seq, head_dim]`.
@@ -86,24 +85,29 @@ def attend(
             return kernel.attend(AttentionRequest(regions, values, 1.0 / math.sqrt(q.shape[-1]), *rules))
     if not rules.none:
         return _attend_by_rules(q, keys, values, seen, dropout, bias, rules)
-    if bias is None and seen.first_key:
+    if seen.first_key:
         keys, values = keys[:, :, seen.first_key :], values[:, :, seen.first_key :]
     batch, heads, seq, head_dim = q.shape
     kv_heads = keys.shape[1]
     groups = heads // kv_heads
-    mask, is_causal = (seen.additive(q.dtype), seen.is_causal) if bias is None else (bias, False)
-    if seq == 1 and groups > 1 and not is_causal:
+    mask = seen.additive(q.dtype) if bias is None else bias
+    if seq == 1:
         # One token: the queries of a group are rows of one product with their key head, which is read once.
         if bias is not None:
             mask = bias.reshape(-1, kv_heads, groups, keys.shape[2])
         folded = q.reshape(batch, kv_heads, groups, head_dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, dropout_p=dropout)
         return out.reshape(batch, heads, seq, head_dim)
-    if groups > 1 and not _groups_are_fused(q, mask):
-        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    if not _groups_are_fused(q, mask):
+        keys, values = for_groups(keys, groups), for_groups(values, groups)
     return F.scaled_dot_product_attention(
-        q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, enable_gqa=keys.shape[1] != heads
+        q, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=seen.is_causal, enable_gqa=keys.shape[1] != heads
     )
+
+
+def for_groups(x: Tensor, groups: int) -> Tensor:
+    """Return keys or values `[batch, kv_heads, total, head_dim]` once for each of the heads that share them."""
+    return x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def differentiable_kernels() -> AbstractContextManager[None]:
@@ -126,7 +130,7 @@ def _attend_by_rules(
     for begin, end in open_blocks(q.shape[2]):
         part = None if added is None else added[..., begin:end, :]
         outs.append(attend_openly(q[:, :, begin:end], keys, values, seen, dropout, part, rules)[0])
-    return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+    return torch.cat(outs, 2)
 
 
 def open_blocks(seq: int) -> list[tuple[int, int]]:
@@ -134,8 +138,8 @@ def open_blocks(seq: int) -> list[tuple[int, int]]:
 
     A compiler gets one block: a loop over blocks would make a different graph for every length.
     """
-    edges = [0, seq] if torch.compiler.is_compiling() else [*range(0, max(1, seq), OPEN_BLOCK), seq]
-    return list(pairwise(edges))
+    inner = () if torch.compiler.is_compiling() else range(OPEN_BLOCK, seq, OPEN_BLOCK)
+    return list(pairwise([0, *inner, seq]))
 
 
 def _groups_are_fused(q: Tensor, mask: Tensor | None) -> bool:
@@ -150,14 +154,13 @@ def attend_openly(
     keys: Float[Tensor, "batch kv_heads total head_dim"],
     values: Float[Tensor, "batch kv_heads total head_dim"],
     seen: Visibility,
-    dropout: float = 0.0,
-    bias: Tensor | None = None,
-    rules: LogitRules = NO_RULES,
+    dropout: float,
+    bias: Tensor | None,
+    rules: LogitRules,
 ) -> tuple[Float[Tensor, "batch heads seq head_dim"], Float[Tensor, "batch heads seq total"]]:
     """Return the result of `attend`, and the weights `[batch, heads, seq, total]` before dropout; no fused kernel."""
     groups = q.shape[1] // keys.shape[1]
-    if groups > 1:
-        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    keys, values = for_groups(keys, groups), for_groups(values, groups)
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     scores = rules.capped((q.to(exact) @ keys.to(exact).transpose(-1, -2)) / math.sqrt(q.shape[-1]))
     added = seen.additive(exact) if bias is None else bias

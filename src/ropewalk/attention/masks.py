@@ -53,8 +53,8 @@ def _has_gradient(value: object) -> bool:
     return isinstance(value, tuple | list) and any(_has_gradient(part) for part in value)
 
 
-SlotTables = dict[Hashable, tuple[int | None, int, tuple[Tensor, Tensor, float]]]
-"""The tables of a cache's slots for each rope of its keys: the length that selects frequencies, slots, tables."""
+SlotTables = dict[Hashable, tuple[int | None, tuple[Tensor, Tensor, float]]]
+"""The tables of a cache's slots for each rope of its keys, after the length that selects frequencies."""
 
 
 class Stretch(NamedTuple):
@@ -113,8 +113,8 @@ class Branches:
                 seen[number] |= seen[parent]
         self.depths = torch.tensor(depths, dtype=torch.int64, device=device)
         self.seen = seen.to(device)
-        most = max(len(of_token) for of_token in runs)
-        table = torch.tensor([[*of_token, *[(0, 0, 0)] * (most - len(of_token))] for of_token in runs], device=device)
+        most, none = max(map(len, runs)), (0,) * 3
+        table = torch.tensor([[*of_token, *[none] * (most - len(of_token))] for of_token in runs], device=device)
         self.runs = tuple(Stretch(*run.unbind(-1)) for run in table.unbind(1))
 
     def __len__(self) -> int:
@@ -178,10 +178,10 @@ class TokenLayout:
     batch: int
     seq: int
     device: torch.device
+    total: int
+    """Number of keys."""
     start: int = 0
     """Slot of the first token, if it is the same in all rows."""
-    total: int = 0
-    """Number of keys."""
     capacity: int = 0
     """Tokens per row that fit into the cache."""
     cached: bool = False
@@ -320,21 +320,17 @@ class TokenLayout:
         return torch.arange(self.start, self.start + self.seq, device=self.device) if self.slots is None else self.slots
 
     def _visibility(self, causal: bool, window: int | None, whole: bool) -> Visibility:
+        first = max(0, self.start - window + 1) if causal and window is not None and not whole else 0
         if self.branches is not None:
-            first = 0 if window is None or whole else max(0, self.start - window + 1)
             return Visibility(build=lambda: self._mask_of_branches(window, first), first_key=first)
         if self.plain and not causal and window is None:
             return Visibility()
-        if self.plain and not whole and causal:
+        if self.plain and causal and not whole:
+            if self.seq == 1:  # an `if`: the kernel takes no symbolic `is_causal=seq > 1` from a compiler
+                return Visibility(first_key=first)
             if window is None and self.start == 0:
-                # An `if`, not `is_causal=seq > 1`: the kernel takes no symbolic bool from a compiler.
-                return Visibility(is_causal=True) if self.seq > 1 else Visibility()
-            if self.seq == 1:
-                return Visibility(first_key=0 if window is None else self.total - window)
-            if window is not None:
-                first = max(0, self.start - window + 1)
-                return Visibility(build=lambda: self._mask(causal, window, first), first_key=first)
-        return Visibility(build=lambda: self._mask(causal, window, 0))
+                return Visibility(is_causal=True)
+        return Visibility(build=lambda: self._mask(causal, window, first), first_key=first)
 
     def _mask(self, causal: bool, window: int | None, first: int) -> Tensor:
         if self.plain:

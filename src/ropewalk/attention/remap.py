@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ropewalk.attention.attend import NO_RULES, LogitRules, open_blocks
-from ropewalk.attention.masks import TokenLayout, is_readable
+from ropewalk.attention.attend import LogitRules, for_groups, open_blocks
+from ropewalk.attention.masks import Memo, TokenLayout, is_readable
 from ropewalk.errors import RopeError
 from ropewalk.rope.extensions import Extension, Rule
 from ropewalk.rotation.backends import choose_attention
@@ -20,7 +18,6 @@ from ropewalk.rotation.embedding import RotaryEmbedding
 from ropewalk.rotation.rotate import rotate
 
 ROTATE_BEFORE = 256  # queries from which on keys are rotated before the kernel, which loads them once per 64 queries
-MadeT = TypeVar("MadeT")
 
 
 def tables_at(
@@ -55,9 +52,8 @@ class Remap:
         dtype: torch.dtype,
     ) -> None:
         self.extension, self.layout = extension, layout
-        self._rotary = rotary
-        follows = extension.remaps and rotary is not None and rotary.config.needs_seq_len
-        self._seq_len = seq_len if follows else None
+        self._rotary, self._shared = rotary, Memo()
+        self._seq_len = seq_len
         if position_ids is not None:
             raise RopeError(
                 "Attention: an extension computes positions itself, so `position_ids` would be ignored.",
@@ -68,11 +64,6 @@ class Remap:
         self.index = layout.position_ids()
         self.keys = layout.key_positions() if layout.cached else self.index
         self.regions = extension.regions() if extension.remaps else ()
-
-    def _shared(self, key: Hashable, make: Callable[[], MadeT]) -> MadeT:
-        """Return the result of `make`, computed once per forward."""
-        rope = None if self._rotary is None else self._rotary.config
-        return self.layout.memo(("remap", rope, self.extension, key), make)
 
     def scaled(self, q: Tensor) -> Tensor:
         """Return queries `[batch, seq, heads, head_dim]` times the logits' factor."""
@@ -97,11 +88,10 @@ class Remap:
             return self._tables(rule, self.keys)
         assert self._rotary is not None
         key = (self._rotary.config, self.exact, self.extension, number)
-        length, slots, tables = kept.get(key, (None, 0, None))
-        if tables is None or slots < layout.total or length != self._seq_len:
-            slots = max(layout.total, layout.capacity)
-            tables = self._tables(rule, torch.arange(slots, device=layout.device))
-            kept[key] = self._seq_len, slots, tables
+        length, tables = kept.get(key, (None, None))
+        if tables is None or len(tables[0]) < layout.total or length != self._seq_len:
+            tables = self._tables(rule, torch.arange(layout.capacity, device=layout.device))
+            kept[key] = self._seq_len, tables
         cos, sin, factor = tables
         rows = slice(layout.total) if layout.branches is None else self.keys
         return cos[..., rows, :], sin[..., rows, :], factor
@@ -189,8 +179,8 @@ def attend_remapped_openly(
     keys: Tensor,
     values: Tensor,
     remap: Remap,
-    dropout: float = 0.0,
-    rules: LogitRules = NO_RULES,
+    dropout: float,
+    rules: LogitRules,
     *,
     need_weights: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
@@ -202,8 +192,8 @@ def attend_remapped_openly(
     rotated = []
     for number in range(len(remap.regions)):
         near = remap.rotated_keys(keys, number)
-        rotated.append(near.repeat_interleave(groups, 1).to(remap.exact).transpose(-1, -2))
-    wide = values.repeat_interleave(groups, 1).to(remap.exact)
+        rotated.append(for_groups(near, groups).to(remap.exact).transpose(-1, -2))
+    wide = for_groups(values, groups).to(remap.exact)
     narrows = is_readable(q) and q.device.type == "cpu" and not torch.is_grad_enabled()
     outs, weights = [], []
     for begin, end in open_blocks(seq):
@@ -224,7 +214,7 @@ def attend_remapped_openly(
                 scores[..., span] = torch.where(here[..., span], rules.capped(rotated_q @ near[..., span]), old)
         if seen is not None:
             scores = scores.masked_fill(~seen[..., begin:end, :], float("-inf"))
-        if remap.layout.real is not None and not remap.layout.cached:
+        if remap.layout.real is not None:
             # A padded query sees no key: zeros keep its output, which has no meaning, finite.
             blind = (scores == float("-inf")).all(-1, keepdim=True)
             scores = scores.masked_fill(blind, 0.0)

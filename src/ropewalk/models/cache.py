@@ -42,13 +42,13 @@ class KVCache:
 
     **Raises:** `RopeError` for impossible sizes and for a missing `seq_len`.
 
-    >>> cache = KVCache(num_layers=2, batch=1, num_key_value_heads=1, head_dim=4)
+    >>> cache = KVCache(num_layers=2, batch=1, num_key_value_heads=8, head_dim=64)
     >>> layout = cache.lay_out(1, 3)
-    >>> keys = torch.ones(1, 3, 1, 4)
+    >>> keys = torch.ones(1, 3, 8, 64)
     >>> cache.write(0, keys, keys, layout)[0].shape
-    torch.Size([1, 1, 3, 4])
-    >>> cache.commit(layout); cache.lengths
-    tensor([3])
+    torch.Size([1, 8, 3, 64])
+    >>> cache.commit(layout); cache
+    KVCache(layers=2, lengths=[3], capacity=256, seq_len=None, 2.0 MiB)
     """
 
     step = 256
@@ -179,8 +179,7 @@ class KVCache:
 
         **Raises:** `RopeError` if the batch differs, and if growth would change frequencies.
         """
-        if type(batch) is not int or type(seq) is not int or seq < 0:
-            check_whole("KVCache", least=0, optional=False, batch=batch, seq=seq)
+        check_whole("KVCache", least=0, optional=False, batch=batch, seq=seq)
         if layer is not None:
             self._check_number(layer)
         if batch != self.batch:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ropewalk.errors import RopeError
 from ropewalk.models.config import TextClassifierConfig
 from ropewalk.models.decoder import Backbone
+from ropewalk.models.encoding import known_range
 from ropewalk.models.forward_inputs import ForwardInputs
 from ropewalk.rope.values import Float, Int, Shaped, checked
 
@@ -58,17 +59,16 @@ class TextClassifier(Backbone):
         x = self.embed_tokens(input_ids)
         seq_len = self.config.max_length if self.config.needs_seq_len else None
         inputs = ForwardInputs(x, attention_mask=attention_mask, seq_len=seq_len, where="TextClassifier")
-        if not torch.compiler.is_compiling() and input_ids.device.type == "cpu":
-            real = inputs.layout.real
-            if not input_ids.shape[1] or (real is not None and not bool(real.any(-1).all())):
-                raise RopeError(
-                    "TextClassifier: a text without tokens has no class.",
-                    facts={"input_ids": input_ids, "attention_mask": attention_mask},
-                    cure="Omit empty texts.",
-                )
+        real = inputs.layout.real
+        if not input_ids.shape[1] or (real is not None and known_range(~real.any(-1))[1]):
+            raise RopeError(
+                "TextClassifier: a text without tokens has no class.",
+                facts={"input_ids": input_ids, "attention_mask": attention_mask},
+                cure="Omit empty texts.",
+            )
         dropout = self.config.dropout if self.training else 0.0
-        pooled = self._pooled(self.hidden_of(x, inputs, dropout), inputs.layout.real)
-        return self.classifier((F.dropout(pooled, dropout) if dropout else pooled).to(inputs.dtype))  # type: ignore[no-any-return]
+        pooled = F.dropout(self._pooled(self.hidden_of(x, inputs, dropout), real), dropout)
+        return self.classifier(pooled.to(inputs.dtype))  # type: ignore[no-any-return]
 
     def _pooled(self, vectors: Tensor, real: Tensor | None) -> Tensor:
         """Return one vector for each text, `[batch, hidden]`, from those of its real tokens."""

@@ -65,12 +65,10 @@ class DecoderConfig:
         where, sizes = type(self).__name__, {name: getattr(self, name) for name in SIZES}
         check_whole(where, most=MOST_SIZE, optional=False, **sizes)
         check_whole(where, most=MOST_SIZE, num_key_value_heads=self.num_key_value_heads, head_dim=self.head_dim)
-        if not 0.0 <= self.norm_eps < 1.0:
-            raise RopeError(
-                f"{where}: `norm_eps` must be between 0 and 1.",
-                facts={"norm_eps": self.norm_eps},
-                cure="Pass for example 1e-5 or 1e-6, as in published models.",
-            )
+        for name, usual in (("norm_eps", "1e-5 or 1e-6, as in published models"), ("residual_dropout", "0.0 or 0.1")):
+            if not 0.0 <= (value := getattr(self, name)) < 1.0:
+                rule = f"{where}: `{name}` must be between 0 and 1."
+                raise RopeError(rule, facts={name: value}, cure=f"Pass for example {usual}.")
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise RopeError(
                 f"{where}: `hidden_size` is not a multiple of `num_attention_heads`.",

@@ -73,9 +73,7 @@ class DecoderLayer(nn.Module):
     torch.Size([1, 3, 16])
     """
 
-    def __init__(
-        self, config: DecoderConfig, number: int = 0, shared: Encoding | None = None, *, causal: bool = True
-    ) -> None:
+    def __init__(self, config: DecoderConfig, number: int, shared: Encoding | None, *, causal: bool) -> None:
         """Build layer `number` of a model; `shared` is the encoding shared by all layers, or None."""
         super().__init__()
         self.number = number
@@ -106,11 +104,10 @@ class DecoderLayer(nn.Module):
         **Raises:** `RopeError` for a different shape; without `inputs` for a `bias`, or if a `seq_len` is needed.
         """
         dtype = x.dtype if inputs is None else inputs.dtype
-        dropout = self.residual_dropout if self.training else 0.0
         out = self.self_attn(self.input_layernorm(x).to(dtype), inputs=inputs, layer=self.number, bias=bias)
-        x = x + F.dropout(out, dropout, training=dropout > 0)
+        x = x + F.dropout(out, self.residual_dropout, self.training)
         out = self.mlp(self.post_attention_layernorm(x).to(dtype))
-        return x + F.dropout(out, dropout, training=dropout > 0)
+        return x + F.dropout(out, self.residual_dropout, self.training)
 
 
 class Backbone(nn.Module):
@@ -126,7 +123,7 @@ class Backbone(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoding: Encoding | None = None
         if isinstance(config.encoding, EncodingConfig) and config.encoding.shared:
-            sizes = Sizes(config.hidden_size, config.num_attention_heads, config.head_dim or 0, self.causal)
+            sizes = Sizes(config.hidden_size, config.num_attention_heads, cast(int, config.head_dim), self.causal)
             self.encoding = config.encoding.build(sizes)
         self.layers = nn.ModuleList(
             DecoderLayer(config, number, self.encoding, causal=self.causal)
@@ -176,7 +173,7 @@ class Backbone(nn.Module):
         x = x.float() if x.dtype in HALF else x  # to keep small summands
         if self.encoding is not None:
             x = self.encoding.embedded(x, inputs.places.queries)
-        x = F.dropout(x, dropout) if dropout else x
+        x = F.dropout(x, dropout)
         biases: dict[int | None, Tensor | None] = {}
         for layer in self.layers:
             window = cast(DecoderLayer, layer).self_attn.sliding_window
@@ -348,8 +345,8 @@ class Decoder(Backbone):
         return KVCache(
             num_layers=self.config.num_hidden_layers,
             batch=batch,
-            num_key_value_heads=self.config.num_key_value_heads or 0,
-            head_dim=self.config.head_dim or 0,
+            num_key_value_heads=cast(int, self.config.num_key_value_heads),
+            head_dim=cast(int, self.config.head_dim),
             seq_len=seq_len,
             capacity=capacity,
             dtype=dtype or weight.dtype,

@@ -26,7 +26,7 @@ class Places:
     """Positions of the queries and keys of one call, shared by all layers.
 
     - `queries`, `keys`: int64 `[seq]` and `[keys]`, or `[batch, seq]` and `[batch, keys]`.
-    - `run`: (first query, first key) if the positions of both are consecutive.
+    - `run`: (first query, first key) if the positions of both are consecutive; unused without any.
     - `memo`: shared with other calls.
     """
 
@@ -44,7 +44,8 @@ class Places:
                 facts={"position_ids": queries},
                 cure="Real or several coordinates need a RopeConfig.",
             )
-        self.queries, self.keys, self.run = queries, keys, run
+        self.queries, self.keys = queries, keys
+        self.run = run if queries.numel() and keys.numel() else None
         self.memo = Memo() if memo is None else memo
 
     @property
@@ -54,12 +55,11 @@ class Places:
 
     def span(self) -> tuple[int, int]:
         """Return a lower and an upper bound of query - key."""
-        seq, keys = self.queries.shape[-1], self.keys.shape[-1]
-        if not (seq and keys):
-            return 0, 0
         if self.run is not None:
-            first_query, first_key = self.run
-            return first_query - first_key - keys + 1, first_query - first_key + seq - 1
+            first = self.run[0] - self.run[1]
+            return first - len(self.keys) + 1, first + len(self.queries) - 1
+        if not self.distance.numel():
+            return 0, 0
         least, most = self.distance.aminmax()
         return int(least), int(most)
 
@@ -119,7 +119,7 @@ class DistanceBias(Encoding):
         """Return the bias of every query and key, computed once for each distance."""
         least, most = places.span()
         by_distance = self.of_distance(torch.arange(most, least - 1, -1, device=places.queries.device)).to(dtype)
-        if places.run is not None and places.queries.numel() and places.keys.numel():
+        if places.run is not None:
             return by_distance.unfold(-1, len(places.keys), 1).flip(-2)  # a query's row is the previous one, shifted
         spread = by_distance[:, most - places.distance]
         return spread if spread.ndim == 3 else spread.transpose(0, 1)

@@ -209,7 +209,7 @@ class T5Bias(EncodingConfig):
     max_distance: int = 128
 
     def __post_init__(self) -> None:
-        if self.num_buckets < 4 or self.num_buckets % 4 or self.max_distance <= self.num_buckets // 2:
+        if self.num_buckets % 4 or not 0 < self.num_buckets < 2 * self.max_distance:
             raise RopeError(
                 "T5Bias: `num_buckets` must be a multiple of 4, and `max_distance` above half of it.",
                 facts={"num_buckets": self.num_buckets, "max_distance": self.max_distance},
@@ -236,7 +236,7 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, *, causal: 
         distance = distance.clamp(min=0)
     exact = num_buckets // 2
     # in float32, as published, because its rounding decides at the edges of buckets
-    share = torch.log(distance.clamp(min=1).float() / exact) / math.log(max_distance / exact)
+    share = torch.log(distance.float() / exact) / math.log(max_distance / exact)
     far = (exact + (share * (num_buckets - exact)).long()).clamp(max=num_buckets - 1)
     return torch.where(distance < exact, distance, far) + upper
 
@@ -346,7 +346,7 @@ class _Relative(_Waves):
         distance = places.distance if places.distance.ndim == 3 else places.distance[None]
         least, most = places.span()
         table = places.memo(
-            ("sinusoidal", least, most, self.config.theta, q.dtype),
+            ("sinusoidal", self.config.theta, q.dtype),
             lambda: sinusoidal_table(
                 torch.arange(least, most + 1, device=q.device), self.hidden_size, self.config.theta
             ).to(q.dtype),
@@ -431,9 +431,9 @@ class XPos(EncodingConfig):
 
     Source: Sun et al. 2022, arXiv:2212.10554.
 
-    >>> q, k = XPos().build(Sizes(8, 2, 4)).encoded(*torch.ones(2, 1, 1, 2, 4), torch.tensor([512]))
-    >>> bool(q.norm() < 2 < k.norm())
-    True
+    >>> q, k = XPos().build(Sizes(8, 2, 4)).encoded(*torch.ones(2, 1, 2, 2, 4), torch.tensor([0, 512]))
+    >>> bool(q[:, 0].eq(1).all()), bool(q[:, 1].norm() < 2 < k[:, 1].norm())
+    (True, True)
     """
 
     name: ClassVar[str] = "xpos"

@@ -114,7 +114,7 @@ class ForwardInputs:
                 )
             ids = layout.position_ids()
             position_ids = ids if rope.num_axes == 1 else text_positions(ids, rope.num_axes)
-        return tables_at(rotary, position_ids, self.seq_len if rope.needs_seq_len else None, self.table_dtype)
+        return tables_at(rotary, position_ids, self.seq_len, self.table_dtype)
 
     def _make_places(self) -> Places:
         layout, position_ids = self.layout, self.position_ids
@@ -127,8 +127,7 @@ class ForwardInputs:
         queries = layout.position_ids() if position_ids is None else position_ids
         keys = layout.key_positions() if layout.cached else queries
         if position_ids is None and queries.ndim == 1:
-            run = layout.start, 0 if layout.cached else layout.start
-            return Places(queries, keys, run=run, memo=layout.memo)
+            return Places(queries, keys, run=(layout.start, 0), memo=layout.memo)
         return Places(queries, keys.expand(layout.batch, -1) if queries.ndim > keys.ndim else keys, memo=layout.memo)
 
 
@@ -136,7 +135,7 @@ def _checked_positions(position_ids: Tensor, batch: int, seq: int, where: str) -
     """Return positions, integers as int64, because differences of narrow or unsigned ones overflow."""
     check_position_numbers(position_ids, where)
     sizes = position_ids.shape
-    if seq not in sizes[:2] or (len(sizes) > 1 and sizes[0] != seq and sizes[0] not in (1, batch)):
+    if seq not in sizes[:2] or sizes[0] not in (seq, 1, batch):
         raise RopeError(
             f"{where}: `position_ids` must have one position for each token.",
             facts={"position_ids": position_ids, "batch": batch, "seq": seq},

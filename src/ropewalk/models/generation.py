@@ -46,9 +46,8 @@ def sample(logits: Tensor, draws: Sequence[random.Random], *, temperature: float
     for draw, scores in zip(draws, downward / float(temperature), strict=True):
         best = scores.sort(descending=True)
         reached = best.values.softmax(-1).cumsum(-1)
-        mark = draw.random() * reached[-1]
-        at = int(torch.searchsorted(reached, mark, right=True).item())
-        out.append(int(best.indices[min(at, len(reached) - 1)].item()))
+        at = torch.searchsorted(reached[:-1], draw.random() * reached[-1], right=True)  # the last takes what is left
+        out.append(int(best.indices[at].item()))
     return out
 
 
@@ -106,15 +105,15 @@ def generate(
     fixed = _fixed_length(model, [len(row) + max_new_tokens for row in tokens], seq_len)
     draws, new, rows = draws_of(seed, len(tokens)), [list[int]() for _ in tokens], list(range(len(tokens)))
     with evaluating(model), _uncompiled(model):
-        cache, logits = _prefill(model, tokens, fixed, min(max_new_tokens, 256))
-        for step in range(max_new_tokens):
+        cache, logits = _prefill(model, tokens, fixed, min(max_new_tokens, KVCache.step))
+        for left in reversed(range(max_new_tokens)):
             of_rows = [draws[row] for row in rows]
             chosen = sample(logits, of_rows, temperature=temperature)
             active = [at for at, token in enumerate(chosen) if token not in ends]
             for at in active:
                 new[rows[at]].append(chosen[at])
             rows = [rows[at] for at in active]
-            if not rows or step == max_new_tokens - 1:
+            if not rows or not left:
                 break
             cache.select(active)
             logits = model(torch.tensor([[chosen[at]] for at in active], device=cache.device), cache=cache)[:, 0]
@@ -127,13 +126,10 @@ def _refused(rule: str, cure: str, **facts: object) -> RopeError:
 
 def token_lists(prompts: Prompts, tokenizer: TextTokenizer | None, vocab_size: int) -> list[list[int]]:
     """Return the prompts as one list of ids per row; raise `RopeError` for empty ones and for unknown ids."""
-    given: Any = prompts
-    if isinstance(prompts, Tensor):
-        whole = not (prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool)
-        given = prompts.tolist() if whole and prompts.ndim in (1, 2) else None
+    given: Any = prompts.tolist() if isinstance(prompts, Tensor) else prompts
     many = isinstance(given, Sequence) and not isinstance(given, str | bytes)
     rows: list[Any] = list(given) if many else [given if isinstance(given, str) else None]
-    if many and rows and as_whole(rows[0]) is not None:
+    if any(as_whole(row) is not None for row in rows):
         rows = [rows]
     if rows and all(isinstance(row, str) for row in rows):
         if tokenizer is None:
@@ -190,11 +186,14 @@ def _prefill(model: Decoder, tokens: list[list[int]], seq_len: int | None, spare
 
 
 def _at_ends(hidden: Tensor, weight: Tensor, *, ends: Tensor, before: Tensor | None, logits: bool) -> Tensor:
-    """Return hidden states `[rows, hidden]` at each row's last token (`before` if it is earlier), or their logits."""
+    """Return hidden states `[rows, hidden]` at each row's last token (`before` if it is earlier), or their logits.
+
+    Those of a row whose last token is later have no meaning, and that chunk replaces them.
+    """
     seq = hidden.shape[1]
     last = hidden[torch.arange(len(hidden), device=hidden.device), ends.clamp(0, seq - 1)]
     if before is not None:
-        last = torch.where(((ends >= 0) & (ends < seq))[:, None], last, before)
+        last = torch.where((ends >= 0)[:, None], last, before)
     return F.linear(last, weight) if logits else last
 
 

@@ -6,6 +6,7 @@ import io
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ AT_ONCE = 8192  # tokens whose logits `loss_by_position` has at one time
 
 
 @checked
-def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float = 0.1) -> float:
+def learning_rate(step: int, *, peak: float, warmup: int, steps: int, final: float) -> float:
     """Return the learning rate of update `step`, counted from 0.
 
     It rises linearly over `warmup` updates to `peak`, then falls along half a cosine to `final` * peak at the last of
@@ -193,7 +194,9 @@ class TextWindows:
     @checked
     def __init__(self, documents: Sequence[Sequence[int]], *, length: int, seed: int) -> None:
         self.tokens = torch.from_numpy(np.concatenate([np.asarray(one, dtype=np.int64) for one in documents]))
-        self.starts = torch.tensor([0, *map(len, documents)]).cumsum(0)[:-1]
+        # of the documents in two rounds of the circle, so that a window's wrapped part has ids of its own
+        lengths = [len(one) for one in documents]
+        self.starts = torch.tensor([0, *lengths, *lengths]).cumsum(0)
         if len(self.tokens) < length + 1:
             raise RopeError(
                 "TextWindows: the text is shorter than one window.",
@@ -205,19 +208,16 @@ class TextWindows:
 
     def batch(self, first: int, count: int) -> Batch:
         """Return windows number `first` to `first + count` of the endless sequence."""
-        starts, epoch = [], -1
-        for number in range(first, first + count):
-            if number // self.per_epoch != epoch:
-                epoch = number // self.per_epoch
-                random = np.random.Generator(np.random.PCG64([self.seed, epoch]))
-                order, shift = random.permutation(self.per_epoch), int(random.integers(self.length))
-            starts.append(int(order[number % self.per_epoch]) * self.length + shift)
-        indices = (torch.tensor(starts)[:, None] + torch.arange(self.length + 1)) % len(self.tokens)
-        documents = torch.searchsorted(self.starts, indices, right=True)[:, :-1] - 1
-        # a wrapped row ends in the first document again: a different id separates these tokens from an earlier part
-        documents = documents + (indices[:, :-1] < indices[:, :1]) * len(self.starts)
+        starts: list[int] = []
+        for epoch, numbers in groupby(range(first, first + count), lambda number: number // self.per_epoch):
+            random = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            order, shift = random.permutation(self.per_epoch), int(random.integers(self.length))
+            starts += [int(order[number % self.per_epoch]) * self.length + shift for number in numbers]
+        size = len(self.tokens)
+        indices = torch.tensor(starts)[:, None] % size + torch.arange(self.length + 1)
+        documents = torch.searchsorted(self.starts, indices, right=True)[:, :-1]
         spans = bool((documents != documents[:, :1]).any())
-        tokens = self.tokens[indices]
+        tokens = self.tokens[indices % size]
         return Batch(tokens[:, :-1], tokens[:, 1:], documents if spans else None)
 
 
@@ -228,11 +228,8 @@ def split_text(text: str, fraction: float) -> tuple[str, str]:
     >>> split_text("one\ntwo\nthree\nfour\n", 0.3)
     ('one\ntwo\nthree\n', 'four\n')
     """
-    if fraction <= 0.0:
-        return text, ""
     cut = int(len(text) * (1.0 - fraction))
-    newline = text.find("\n", cut, cut + 1000)
-    cut = newline + 1 if newline >= 0 else cut
+    cut = text.find("\n", cut, cut + 1000) + 1 or cut
     return text[:cut], text[cut:]
 
 
