@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError, check_kind
 from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.diffusers import latent_positions
 from ropewalk.rope.tables import text_positions
-from ropewalk.rope.values import MOST_TOKENS, Int, as_whole, check_whole, is_number
+from ropewalk.rope.values import MOST_TOKENS, Int, as_whole, check_whole, is_number, whole_or_zero
 
 __all__ = [
     "LAYOUTS",
@@ -279,7 +279,7 @@ def _checked_grids(name: str, grids: Any, merge: int) -> list[Grid]:
     rows = grids.tolist() if isinstance(grids, Tensor) else grids
     merged: list[Grid] = []
     for row in rows if isinstance(rows, (list, tuple)) else [None]:
-        sizes = [as_whole(size) or 0 for size in row] if isinstance(row, (list, tuple)) else []
+        sizes = list(map(whole_or_zero, row)) if isinstance(row, (list, tuple)) else []
         if len(sizes) != 3 or min(sizes) < 1 or sizes[1] % merge or sizes[2] % merge:
             raise RopeError(
                 f"mrope_positions: `{name}` needs (frames, height, width) of each, in patches that merge evenly.",

@@ -90,6 +90,9 @@ AXIAL: dict[str, tuple[str, torch.Tensor, list[Array], tuple[int, ...], float]] 
         "QwenImage", at("qwen_image", IMAGE, (1, 5, 3), text=3),
         [(7 + THREE).repeat(3, 1), centred(IMAGE, 0), centred((1, 5, 3), 1)], FLUX, 1e4,
     ),
+    "qwen image upright": (
+        "QwenImage", at("qwen_image", (1, 9, 4), text=1), [4 + THREE[:1].repeat(3, 1), centred((1, 9, 4), 0)], FLUX, 1e4
+    ),
     "qwen image layered": (
         "QwenImage", at("qwen_image_layered", SMALL, WIDE, TALL, text=2),
         [(2 + THREE[:2]).repeat(3, 1), centred(SMALL, 0), centred(WIDE, 1), centred(TALL, -1)], FLUX, 1e4,
@@ -102,8 +105,11 @@ CASES = {
     for name, (of, ids, places, dims, theta) in AXIAL.items()
 }
 SCALE = (8 / 25, 32.0, 32.0)
-LTX = ltx(2 * upright(VIDEO) * np.array(SCALE) / (20.0, 2048.0, 2048.0) - 1, 2048)
-CASES["ltx"] = (named("LTXVideoTransformer3DModel"), at("ltx", VIDEO, scale=SCALE), LTX)
+SHARES = 2 * upright(VIDEO) * np.array(SCALE) / (20.0, 2048.0, 2048.0) - 1
+LTX = {"ltx": {}, "ltx 12": {"attention_head_dim": 12}, "ltx 6": {"attention_head_dim": 6}}  # two frequencies, and one
+for name, sizes in LTX.items():
+    config = named("LTXVideoTransformer3DModel", **sizes, **({"num_attention_heads": 1} if sizes else {}))
+    CASES[name] = (config, at("ltx", VIDEO, scale=SCALE), ltx(SHARES, sizes.get("attention_head_dim", 2048)))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,7 +117,9 @@ def test_tables_are_the_formula(name: str) -> None:
     """cos and sin in float64, from a config of the class's defaults and positions of the family; pairs (0, 1), ..."""
     config, positions, truth = CASES[name]
     assert config.interleaved
-    atol = 2e-11 if name == "ltx" else 2e-14 * max(1.0, np.abs(truth).max())  # LTX's angles reach 10,000 radians
+    atol = (
+        2e-11 if name.startswith("ltx") else 2e-14 * max(1.0, np.abs(truth).max())
+    )  # LTX's angles reach 10,000 radians
     np.testing.assert_allclose(tables_of(config, positions), np.stack([np.cos(truth), np.sin(truth)]), atol=atol)
     rounded = tables_of(config, positions, torch.float32)
     np.testing.assert_allclose(rounded, np.stack([np.cos(truth), np.sin(truth)]), atol=1.2e-7)
@@ -141,14 +149,14 @@ def test_every_family_is_tested() -> None:
 
 def test_places_of_a_config(tmp_path: Any) -> None:
     """A file, a transformer's folder and a pipeline's folder."""
-    config = {"_class_name": "HunyuanVideoTransformer3DModel", "rope_theta": 300.0, "rope_axes_dim": [32, 48, 48]}
+    config = {"_class_name": "HunyuanVideoTransformer3DModel", "rope_theta": 300.0, "rope_axes_dim": [2, 62, 64]}
     folder = tmp_path / "transformer"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     read = [rw.RopeConfig.from_diffusers(place) for place in (config, tmp_path, str(folder), folder / "config.json")]
     assert len(set(read)) == 1
     assert read[0].theta == 300.0
-    assert [read[0].axes.count(axis) for axis in range(3)] == [16, 24, 24]
+    assert [read[0].axes.count(axis) for axis in range(3)] == [1, 31, 32]
 
 
 @pytest.mark.parametrize(
@@ -188,9 +196,10 @@ def test_refused_configs(config: Any, words: str) -> None:
         ("flux", [(4, 4)], {}),
         ("flux", [IMAGE], {"text": -1}),
         ("flux", [IMAGE], {"scale": SCALE}),
-        ("hunyuan_image", [VIDEO], {}),
+        ("hunyuan_image", [(2, 6, 7)], {}),
         ("ltx", [VIDEO], {}),
         ("ltx", [VIDEO], {"scale": (1.0, 2.0)}),
+        ("ltx", [VIDEO], {"scale": (0.0, 32.0, 32.0)}),
     ],
 )
 def test_refused_positions(family: str, grids: list, more: dict) -> None:

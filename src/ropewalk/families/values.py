@@ -44,6 +44,11 @@ def as_whole(value: object) -> int | None:
         return None
 
 
+def whole_or_zero(value: object) -> int:
+    """Return the value as `as_whole`, 0 for None."""
+    return as_whole(value) or 0
+
+
 def check_whole(
     where: str, *, least: int = 1, most: int = MOST_TOKENS, optional: bool = True, **values: object
 ) -> None:

@@ -29,7 +29,7 @@ class Reach:
 
     def __post_init__(self) -> None:
         for name in ("trained", "target"):
-            check_whole("Reach", least=1, optional=False, **{name: getattr(self, name)})
+            check_whole("Reach", optional=False, **{name: getattr(self, name)})
             object.__setattr__(self, name, as_whole(getattr(self, name)))
 
     @property

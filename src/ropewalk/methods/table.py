@@ -143,11 +143,16 @@ def _abf(base: RopeConfig, reach: Reach) -> ABF:
     return ABF(smallest_theta(base.ladders[0].dim, reach.target, at_least=base.theta, divisors=divisors))
 
 
+def _window(reach: Reach) -> int:
+    """Return a quarter of the trained length: the window within which distances do not change."""
+    return max(1, reach.trained // 4)
+
+
 def _self_extend(reach: Reach) -> SelfExtend:
-    """Return a window of a quarter of the trained length, and groups that keep distances within two thirds of it."""
-    window = max(1, reach.trained // 4)
+    """Return the window, and groups that keep distances within two thirds of the trained length."""
+    window = _window(reach)
     group = math.ceil(3 * (reach.target - window) / max(1, 2 * reach.trained - 3 * window))
-    return SelfExtend(group=max(1, group), window=window)
+    return SelfExtend(group=group, window=window)
 
 
 _frequencies = partial(Method, costs="nothing: the tables hold other angles")
@@ -245,8 +250,8 @@ METHOD_TABLE: tuple[Method, ...] = (
     _in_attention(
         name="rerope",
         changes="Clips distances at a window; sharpens logits as the text grows.",
-        extension=lambda reach: ReRoPE(window=max(1, reach.trained // 4), log_n=reach.trained),
-        equal_below=lambda reach: max(1, reach.trained // 4),
+        extension=lambda reach: ReRoPE(window=_window(reach), log_n=reach.trained),
+        equal_below=_window,
         look=Look("#332288", "-.", "d"),
     ),
     # Self-Extend (Jin et al. 2024, arXiv:2401.01325).
@@ -255,7 +260,7 @@ METHOD_TABLE: tuple[Method, ...] = (
         changes="Near tokens unchanged, farther ones by positions in groups.",
         source="2401.01325",
         extension=_self_extend,
-        equal_below=lambda reach: max(1, reach.trained // 4),
+        equal_below=_window,
         look=Look("#44aa99", "--", "v"),
     ),
     # LaMPE (arXiv:2508.02308), with the shares in its released code for 4,096 tokens.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropewalk.errors import RopeError, check_kind
-from ropewalk.rope.values import as_tuple, as_whole
+from ropewalk.rope.values import as_tuple, whole_or_zero
 
 
 def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ def axes_from_sections(sections: Sequence[int], interleaved: bool = False) -> tu
     (0, 1, 0, 1)
     """
     check_kind("axes_from_sections", bool, "True is Qwen3-VL's order of axes.", interleaved=interleaved)
-    counts = [as_whole(pairs) or 0 for pairs in as_tuple(sections)]
+    counts = list(map(whole_or_zero, as_tuple(sections)))
     if not counts or min(counts) < 1:
         raise RopeError(
             "axes_from_sections: every axis needs at least one pair.",

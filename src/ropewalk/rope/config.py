@@ -476,7 +476,7 @@ class RopeConfig:
         if rotary_dim != self.head_dim:
             share = rotary_dim / self.head_dim
             while int(self.head_dim * share) < rotary_dim:  # as transformers rounds
-                share = math.nextafter(share, 1.0)
+                share = math.nextafter(share, math.inf)
             block["partial_rotary_factor"] = share
         return block if self.axes is None else block | sections_of(self.axes)
 

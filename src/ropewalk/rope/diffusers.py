@@ -19,7 +19,7 @@ from torch import Tensor
 from ropewalk.atomic_io import read_json
 from ropewalk.errors import RopeError
 from ropewalk.rope.axes import axes_from_sections
-from ropewalk.rope.values import MOST_SIZE, as_tuple, as_whole, check_whole, is_number
+from ropewalk.rope.values import MOST_SIZE, as_tuple, as_whole, check_whole, is_number, whole_or_zero
 
 Sizes = tuple[int, ...]
 
@@ -101,7 +101,7 @@ def read(model: Any) -> dict[str, Any]:
     if known is _LTX:
         return _ltx(head_dim * _size("num_attention_heads", config.get("num_attention_heads", 32)))
     dims = known.axes_dim(head_dim) if callable(known.axes_dim) else config.get(known.axes_key, known.axes_dim)
-    sizes = [as_whole(dim) or 0 for dim in dims] if isinstance(dims, (list, tuple)) else [0]
+    sizes = list(map(whole_or_zero, dims)) if isinstance(dims, (list, tuple)) else []
     if len(sizes) < 2 or min(sizes) < 2 or any(size % 2 for size in sizes) or sum(sizes) != head_dim:
         raise RopeError(
             "from_diffusers: the features of the axes must be even numbers that add up to a head.",
@@ -159,7 +159,7 @@ def _described(model: Any) -> tuple[str, Mapping[str, Any]]:
 
 def _size(name: str, value: Any) -> int:
     check_whole("from_diffusers", most=MOST_SIZE, optional=False, **{name: value})
-    return as_whole(value) or 0
+    return int(value)
 
 
 # --- positions
@@ -273,7 +273,7 @@ def latent_positions(
 
 
 def _checked_grid(grid: Any) -> tuple[int, int, int]:
-    sizes = [as_whole(size) or 0 for size in grid] if isinstance(grid, (tuple, list)) else []
+    sizes = list(map(whole_or_zero, grid)) if isinstance(grid, (tuple, list)) else []
     if len(sizes) != 3 or min(sizes) < 1:
         raise RopeError(
             "latent_positions: a grid must be (frames, rows, columns), whole numbers of at least 1.",

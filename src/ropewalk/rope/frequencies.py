@@ -112,15 +112,16 @@ def smallest_theta(
             cure="Pass the number of rotated features, and the window's length in tokens.",
         )
     grid, theta = math.floor(GRID * math.log10(at_least)) + 1, float(at_least)
-    negative_at: int | None = None
+    negative_at = length
     while theta <= LARGEST:
         if theta > 1:
             inv_freq = np.array(Ladder(theta, dim, tuple(range(dim // 2)), divisors=divisors).inv_freq())
-            if negative_at is not None:  # search first near the distance of the last, slightly smaller base
-                negative_at = reach(inv_freq, min(length - 1, 51 * negative_at // 50), first=49 * negative_at // 50)
-            negative_at = reach(inv_freq, length - 1) if negative_at is None else negative_at
-            if negative_at is None:
+            near = negative_at // 50  # search first near the distance of the last, slightly smaller base
+            found = reach(inv_freq, min(length - 1, negative_at + near), first=negative_at - near)
+            found = found or reach(inv_freq, length - 1)
+            if found is None:
                 return theta
+            negative_at = found
         theta, grid = 10.0 ** (grid / GRID), grid + 1
     raise RopeError(
         "smallest_theta: no base suffices for this length with this number of pairs.",
@@ -131,7 +132,7 @@ def smallest_theta(
 
 def compared_lengths(trained: int, target: int) -> list[int]:
     """Return lengths in tokens for comparing two ropes: below, at and beyond both ends of an extension."""
-    return sorted({1, max(1, trained - 1), trained, trained + 1, target, 2 * target})
+    return sorted({1, trained, trained + 1, target, 2 * target})
 
 
 def same_rope(

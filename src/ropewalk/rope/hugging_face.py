@@ -17,7 +17,7 @@ from ropewalk.atomic_io import read_json
 from ropewalk.errors import NoRotation, RopeError, library_errors
 from ropewalk.families import FAMILIES, NO_ROTATION, REFUSED, Family, described, family_name, trained_as, unread_keys
 from ropewalk.families.adjustments import HEAD_DIM_KEYS, HEADS_KEYS, contradicts
-from ropewalk.families.values import MOST_TOKENS, as_whole, first, fraction, number, refuse_null, size
+from ropewalk.families.values import MOST_TOKENS, first, fraction, number, refuse_null, size, whole_or_zero
 from ropewalk.rope.axes import axes_from_sections
 from ropewalk.rope.rope_parameters import (
     Blocks,
@@ -80,7 +80,7 @@ def read_indexer(config: Any, *, alpha: Any = None) -> tuple[dict[str, Any], int
     interleaved = _interleaved(found, ("indexer_rope_interleave",), indexer.interleaved, False)  # of GLM-5
     rope = _rope(found, block_of_layer(found, indexer.layer_type), indexer.layer_type, alpha)
     _warn(found)
-    head_dim = as_whole(fields.get("index_head_dim", 128)) or 0  # the default of every family with an indexer
+    head_dim = whole_or_zero(fields.get("index_head_dim", 128))  # the default of every family with an indexer
     if head_dim < rope["rotary_dim"]:
         raise RopeError(
             "indexer_rope: `index_head_dim` must be at least the number of rotated features.",
@@ -117,7 +117,7 @@ def text_part(config: Any) -> dict[str, Any]:
         )
     for key in NESTED:
         inner = fields.get(key)
-        if inner is not None and callable(getattr(inner, "to_dict", None)):
+        if callable(getattr(inner, "to_dict", None)):
             inner = inner.to_dict()
         if isinstance(inner, Mapping):
             outer = {"model_type": fields["model_type"]} if "model_type" in fields else {}
@@ -138,13 +138,19 @@ def describe(config: Any) -> Described:
     if name is None:
         return _unknown(fields)
     family = FAMILIES.get(name, Family(False))
-    wrong = {key: one.why_not for key, one in family.holds.items() if not one.holds(fields.get(key))}
-    for key, why in ({"model_type": REFUSED[name]} if name in REFUSED else wrong).items():
+    if name in REFUSED:
         raise RopeError(
-            f"from_hf: {f'this {name}' if key in wrong else model_type} cannot be described by a RopeConfig: {why}.",
-            facts={key: fields.get(key)},
-            cure=f"Use the model's own code{', or write RopeConfig(...) yourself' if key in wrong else ''}.",
+            f"from_hf: {model_type} cannot be described by a RopeConfig: {REFUSED[name]}.",
+            facts={"model_type": model_type},
+            cure="Use the model's own code.",
         )
+    for key, condition in family.holds.items():
+        if not condition.holds(fields.get(key)):
+            raise RopeError(
+                f"from_hf: this {name} cannot be described by a RopeConfig: {condition.why_not}.",
+                facts={key: fields.get(key)},
+                cure="Use the model's own code, or write RopeConfig(...) yourself.",
+            )
     block = fields.get("rope_parameters")
     is_object = not isinstance(config, (Mapping, str, PathLike)) and fields.get("partial_rotary_factor") is None
     if is_object and isinstance(block, Mapping) and (family.slice_of or "rope_type" in block):
@@ -327,12 +333,12 @@ def head_dim_of(fields: Mapping[str, Any], family: Family, layer_type: str | Non
             return size(fields, key, default=default) or default
     if family.mla:
         refuse_null(fields, "qk_rope_head_dim")
-        return size(fields, "qk_rope_head_dim", "head_dim") or family.head_dim or 64
-    stated = size(fields, *HEAD_DIM_KEYS)
-    if stated is None and family.head_dim is not None:
+    stated = size(fields, *(("qk_rope_head_dim", "head_dim") if family.mla else HEAD_DIM_KEYS))
+    if stated is None and family.head_dim is not None and not family.mla:
         refuse_null(fields, "head_dim")
-    if stated or family.head_dim:
-        return stated or family.head_dim or 0
+    width = stated or family.head_dim
+    if width:
+        return width
     fields = {**family.defaults, **fields}
     if family.axial:
         refuse_null(fields, "embed_dim")

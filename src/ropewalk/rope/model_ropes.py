@@ -16,7 +16,7 @@ from ropewalk.rope import hugging_face
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import Extension
 from ropewalk.rope.rope_parameters import attends as attends
-from ropewalk.rope.values import MOST_TOKENS, as_whole, checked
+from ropewalk.rope.values import MOST_TOKENS, checked, whole_or_zero
 
 RopeSetting = RopeConfig | tuple[RopeConfig | None, ...] | None
 """One rope for all layers, None for none, or a tuple with one entry (or None) per layer."""
@@ -266,16 +266,16 @@ def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> i
     mixed, own = len(set(config.get("layer_types") or ())) > 1, family.module
     local = own.windowed and not mixed if layer_type is None else is_windowed(layer_type)
     window = config.get(own.window_key, own.sliding_window) if local else None
-    return window if 0 < (as_whole(window) or 0) <= MOST_TOKENS else None
+    return window if 0 < whole_or_zero(window) <= MOST_TOKENS else None
 
 
 def flags_of(fields: Mapping[str, Any], family: Family) -> list[bool] | None:
     """Return whether each layer of a config rotates; None if neither the config nor its class has such a list."""
-    count = as_whole(fields.get("num_hidden_layers")) or 0
+    count = whole_or_zero(fields.get("num_hidden_layers"))
     unknown = family_named(str(fields.get("model_type"))) is None
     stated = fields.get(family.flags or ("no_rope_layers" if unknown else ""))
     if family.flags and not stated:
-        every = as_whole(fields.get("no_rope_layer_interval")) or 4
+        every = whole_or_zero(fields.get("no_rope_layer_interval")) or 4
         stated = [(layer + 1) % every != 0 for layer in range(count)]
     if not isinstance(stated, list | tuple) or not len(stated) >= count > 0:
         return None
@@ -284,7 +284,7 @@ def flags_of(fields: Mapping[str, Any], family: Family) -> list[bool] | None:
 
 def _labels(fields: Mapping[str, Any]) -> list[str | None]:
     """Return the type of each layer of a config, None if it does not state it."""
-    count = as_whole(fields.get("num_hidden_layers")) or 0
+    count = whole_or_zero(fields.get("num_hidden_layers"))
     stated = next((fields[key] for key in TYPE_KEYS if fields.get(key)), None)
     ratios = fields.get("compress_ratios")
     if not stated and isinstance(ratios, list | tuple):  # DeepSeek-V4's older spelling

@@ -17,7 +17,7 @@ from ropewalk.errors import RopeError, describe
 from ropewalk.families import family_named
 from ropewalk.rope.hugging_face import text_part
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.values import as_whole
+from ropewalk.rope.values import as_whole, whole_or_zero
 
 Pairing = Literal["interleaved", "half"]
 
@@ -153,14 +153,6 @@ def _is_unknown(name: str, modules: Collection[str]) -> bool:
     return module is not None and part not in _KEPT and (part not in _CONVERTED or _TENSOR.fullmatch(rest) is None)
 
 
-def pairing_order(to: Pairing, head_dim: int, rotary_dim: int | None = None) -> Tensor:
-    """Return for each feature of the converted head its index in the old head, `[head_dim]`."""
-    rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    rotating, half = torch.arange(rotary_dim, device="cpu"), rotary_dim // 2
-    order = rotating.view(half, 2).T if to == "half" else rotating.view(2, half).T
-    return torch.cat([order.reshape(-1), torch.arange(rotary_dim, head_dim, device="cpu")])
-
-
 def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | None, dim: int, name: str) -> Tensor:
     if not isinstance(x, Tensor):
         raise RopeError(
@@ -170,14 +162,16 @@ def _convert(x: Tensor, to: Pairing, head_dim: int | None, rotary_dim: int | Non
         )
     place = as_whole(dim)
     size = x.shape[dim] if place is not None and -x.ndim <= place < x.ndim else 0
-    head_dim = size if head_dim is None else as_whole(head_dim) or 0
-    rotary = head_dim if rotary_dim is None else as_whole(rotary_dim) or 0
-    if head_dim < 2 or not size or size % head_dim or rotary % 2 or not 2 <= rotary <= head_dim:
+    head_dim = size if head_dim is None else whole_or_zero(head_dim)
+    rotary = head_dim if rotary_dim is None else whole_or_zero(rotary_dim)
+    if not 2 <= rotary <= head_dim or rotary % 2 or not size or size % head_dim:
         raise RopeError(
             f"convert_pairing: {name} does not contain whole heads with an even number of rotated features.",
             facts={name: describe(x), "dim": dim, "head_dim": head_dim, "rotary_dim": rotary},
             cure="Pass the head_dim (and rotary_dim) of the model, and the dim of the heads, as whole numbers.",
         )
-    order = pairing_order(to, head_dim, rotary).to(x.device)
+    old = torch.arange(head_dim, device=x.device)
+    pairs = old[:rotary].view(-1, 2) if to == "half" else old[:rotary].view(2, -1)
+    order = torch.cat([pairs.T.reshape(-1), old[rotary:]])  # of each feature its index in the old head
     starts = torch.arange(0, size, head_dim, device=x.device)
     return x.index_select(dim, (starts[:, None] + order).reshape(-1))

@@ -33,7 +33,7 @@ def misspelt(name: str, known: Iterable[str]) -> str | None:
     ('yarn', None, None)
     """
     own = Counter(name)
-    for word in difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.7):
+    for word in difflib.get_close_matches(name, sorted(set(known)), cutoff=0.7):
         apart = (own - Counter(word)) + (Counter(word) - own)
         if word[0] == name[0] and apart.total() <= 2 and not any(letter.isdigit() for letter in apart):
             return word
@@ -245,7 +245,7 @@ def _by_lists(config: Described, block: dict[str, Any]) -> Blocks:
         values = {key: only.pop() for key, only in own.items()}
         # a flat block precedes the lists in the layers that it applies to
         both = {**block, **values} if not family.scaled else {**values, **(block if label in family.scaled else {})}
-        blocks[label] = both if values.get("rope_theta", 1) else None
+        blocks[label] = both if values.get("rope_theta", True) else None
     return blocks
 
 

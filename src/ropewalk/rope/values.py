@@ -24,6 +24,7 @@ from ropewalk.families.values import (  # noqa: F401  # for other modules, too
     check_whole,
     is_number,
     number,
+    whole_or_zero,
     wrong_value,
 )
 
@@ -89,7 +90,7 @@ def checked(function: FunctionT) -> FunctionT:
         for name, value in (*zip(signature.parameters, arguments, strict=False), *options.items()):
             kind = kinds().get(name, object)
             if not is_of(value, kind):
-                shown = kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+                shown = kind.__name__ if isinstance(kind, type) else str(kind)
                 of_type = re.sub(r"\b[a-z_]+\.|[<>]|class ", "", shown)
                 rule = f"{where}: `{name}` must be of type {of_type}."
                 raise RopeError(rule, facts={name: value}, cure="Pass a value of this type.")
@@ -128,7 +129,7 @@ def is_of(value: Any, kind: Any) -> bool:
     if origin in (tuple, Sequence):  # arrays are sequences here
         if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__") or not hasattr(value, "__iter__"):
             return False
-        if getattr(value, "ndim", 1) == 0 or (origin is tuple and not isinstance(value, tuple)):
+        if getattr(value, "ndim", None) == 0 or (origin is tuple and not isinstance(value, tuple)):
             return False
         return all(is_of(each, options[0]) for each in islice(value, 100))
     kind = getattr(kind, "array_type", origin or kind)  # jaxtyping's

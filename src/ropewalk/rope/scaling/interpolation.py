@@ -116,10 +116,10 @@ class DynamicNTK(Scaling):
             )
 
     def longest_at(self, seq_len: int, max_position_embeddings: int | None) -> int | float:
-        return max(seq_len, max_position_embeddings or 0)
+        return max(seq_len, max_position_embeddings or seq_len)
 
     def target_length(self, max_position_embeddings: int | None) -> int | None:
-        return int(self.factor * (max_position_embeddings or 0))
+        return max_position_embeddings and int(self.factor * max_position_embeddings)
 
     def to_block(self, ladder: Ladder) -> dict[str, Any]:
         """Return transformers' block; the paper's variant is transformers' with factor 1."""

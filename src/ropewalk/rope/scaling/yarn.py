@@ -111,7 +111,7 @@ class YaRN(Scaling):
 
 def yarn_mscale(factor: float, mscale: float) -> float:
     """Return 0.1 * mscale * ln(factor) + 1, YaRN's temperature; DeepSeek multiplies its softmax scale by its square."""
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+    return 0.1 * mscale * math.log(max(1.0, factor)) + 1.0
 
 
 @dataclass(frozen=True)
@@ -202,4 +202,4 @@ class LongRoPE(Scaling):
             return float(self.attention_factor)
         trained = self.original_max_position_embeddings
         factor = self.factor if self.factor is not None else (ladder_max or trained) / trained
-        return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+        return math.sqrt(1 + math.log(max(1.0, factor)) / math.log(trained))
