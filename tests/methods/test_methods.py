@@ -30,7 +30,7 @@ from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacke
 from tests.diagnosis.models import random_ids, tiny_decoder
 
 ROPE = RopeConfig(64, interleaved=False, max_position_embeddings=256)
-FOUR = ModelRopes((ROPE, ROPE, None, ROPE), (None,) * 4, (None, 128, None, 512))
+FOUR = ModelRopes((ROPE, ROPE, None, ROPE), (None,) * 4, (None, 256, None, 512))
 REACH = Reach(256, 1024)
 
 

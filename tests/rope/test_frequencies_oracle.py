@@ -277,9 +277,10 @@ def test_reach_is_the_first_fall_below_zero(theta: float, dim: int, first: int) 
 
 
 def test_reach_across_the_grid() -> None:
-    """One slow pair turns negative at a quarter turn: beyond the first 1,048,576 distances too."""
-    slow = np.array([np.pi / 2 / 1_500_000.5])
-    assert (reach(slow, 2_000_000), reach(slow, 1_500_000)) == (1_500_001, None)
+    """One slow pair turns negative at a quarter turn: beyond the first 1,048,576 distances too, and at the last."""
+    slow, turn = np.array([np.pi / 2 / 1_500_000.5]), 1_500_001
+    assert [reach(slow, limit) for limit in (2_000_000, turn, turn - 1)] == [turn, turn, None]
+    assert (reach(slow, turn, first=turn), reach(np.array([3.0]), 5)) == (turn, 1)
 
 
 @pytest.mark.parametrize(("dim", "tokens"), [(64, 512), (64, 1024), (32, 700)])
@@ -290,6 +291,8 @@ def test_smallest_theta_is_the_first_of_the_grid(dim: int, tokens: int) -> None:
     smaller = 10 ** (np.arange(2 * GRID, round(GRID * np.log10(found))) / GRID)
     assert len(smaller) > 100
     assert all(sums(theta, dim, tokens).min() < 0 for theta in smaller)
+    end = int(np.flatnonzero(sums(found, dim, 8 * tokens) < 0)[0])  # it suffices for just so many tokens
+    assert smallest_theta(dim, end, at_least=found) == found < smallest_theta(dim, end + 1, at_least=found)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +308,9 @@ def test_never_below_what_is_asked() -> None:
     """A base that suffices is returned as it is; one that does not is raised, and the answer never lies below it."""
     assert smallest_theta(128, 8192, at_least=500_000.0) == 500_000.0
     assert smallest_theta(64, 1024, at_least=10_000.0) > 10_000.0
+    assert smallest_theta(64, 1) == 10 ** (1 / GRID)  # any base suffices for one token
+    with pytest.raises(rw.RopeError, match="a base of at least 1"):
+        smallest_theta(64, 512, at_least=0.5)
 
 
 @pytest.mark.rejects

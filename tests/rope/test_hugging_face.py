@@ -99,6 +99,7 @@ def test_head_dim_of_a_layer_type() -> None:
     text = fixture("gemma_4_e4b")["text_config"]
     dims = [rw.RopeConfig.from_hf(text, layer_type=t).head_dim for t in ("full_attention", "sliding_attention")]
     assert dims == [512, 256]
+    assert rw.RopeConfig.from_hf({**text, "global_head_dim": 320}, layer_type="full_attention").head_dim == 320
     text["per_layer_config"] = {"5": {"head_dim": 384}}
     del text["global_head_dim"]
     assert rw.RopeConfig.from_hf(text, layer_type="full_attention").head_dim == 384

@@ -222,7 +222,8 @@ def test_models_without_an_indexer_are_refused():
     with pytest.raises(rw.RopeError, match="contradicts the pairing"):
         indexer_rope({**released, "indexer_rope_interleave": False})
     with pytest.raises(rw.RopeError, match="index_head_dim"):
-        indexer_rope({"model_type": "deepseek_v32", "qk_rope_head_dim": 64, "index_head_dim": 32})
+        indexer_rope({"model_type": "deepseek_v32", "qk_rope_head_dim": 64, "index_head_dim": 62})
+    assert indexer_rope({"model_type": "deepseek_v32", "qk_rope_head_dim": 64, "index_head_dim": 64})[1] == 0
 
 
 def sparse_model(family: str, **changes: Any) -> Any:

@@ -29,8 +29,10 @@ _FOREIGN = {
 def misspelt(name: str, known: Iterable[str]) -> str | None:
     """Return the known word that a name misspells: at most two letters differ, and neither the first nor a digit.
 
-    >>> misspelt("yran", ["yarn"]), misspelt("llama4", ["llama3"]), misspelt("attn_factor", ["attention_factor"])
-    ('yarn', None, None)
+    >>> misspelt("yran", ["yarn"]), misspelt("lenear", ["linear"]), misspelt("linearity", ["linear"])
+    ('yarn', 'linear', None)
+    >>> misspelt("llama4", ["llama3"]), misspelt("attn_factor", ["attention_factor"])
+    (None, None)
     """
     own = Counter(name)
     for word in difflib.get_close_matches(name, sorted(set(known)), cutoff=0.7):
