@@ -18,9 +18,11 @@ import ropewalk as rw
 from ropewalk.checkpoints.decoder_config import _to_dict, rope_from_dict
 from ropewalk.errors import RopeError
 from ropewalk.methods import METHODS
+from ropewalk.methods.faulty_rules import ScaledLogits
 from ropewalk.methods.ropes import Reach
+from ropewalk.rope.extensions import DualChunk, LaMPE, ReRoPE, SelfExtend
 from ropewalk.rope.model_ropes import ModelRopes
-from ropewalk.rope.scaling import DynamicNTK, Linear, LongRoPE, Proportional, YaRN
+from ropewalk.rope.scaling import DynamicNTK, Ladder, Linear, LongRoPE, Proportional, YaRN
 from tests.rope.models import fixture
 
 GIVEN = (1.0, 0.3, 0.0, -0.02)  # 0 stands still, below 0 turns the other way
@@ -58,6 +60,7 @@ def test_frozen_hashable_and_compared_whole():
         ({"head_dim": 7}, "`head_dim` must be even"),
         ({"rotary_dim": 3}, "`rotary_dim` must be even"),
         ({"theta": 1.0}, "`theta` must be"),
+        ({"theta": "2"}, "`theta` must be"),
         ({"theta": float("inf")}, "`theta` must be"),
         ({"max_position_embeddings": 0}, "whole number from 1 to 2,147,483,647"),
         ({"axes": (0, 1)}, "one axis for each pair"),
@@ -122,6 +125,9 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: YaRN(4.0, 64, variant="hf"), "unknown variant"),
         (lambda: rw.scaling.Llama3(8.0, 4.0, 1.0, 64), "`high_freq_factor` must not be below"),
         (lambda: LongRoPE((1.0,), "ab", 64), "every entry of `long_factor`"),
+        (lambda: LongRoPE((1.0,), (0.0,), 64), "every entry of `long_factor`"),
+        (lambda: DualChunk(64, 64), "`chunk` must be less than the trained length"),
+        (lambda: ScaledLogits(0.0), "`scale` must be a finite number above 0"),
         (lambda: Proportional(1.5), "between 0 and 1"),
         (lambda: rw.scaling.ABF(1.0), "ABF: `theta` must be"),
         (lambda: rw.scaling.Resonance(rw.scaling.DynamicNTK()), "the same frequencies at every length"),
@@ -142,6 +148,18 @@ def test_bad_rules(build, message):
     """Impossible scaling rules and sections are refused when they are written."""
     with pytest.raises(rw.RopeError, match=message):
         build()
+
+
+def test_the_bounds_are_allowed() -> None:
+    """The least numbers of each kind, and the greatest."""
+    most = 2**31 - 1  # tokens
+    assert config(head_dim=2, theta=1.5, max_position_embeddings=most).columns_at() == (1.0,)
+    assert YaRN(1.0, 1, beta_fast=most, beta_slow=most).attention_factor_at(None, None) == 1.0
+    assert LongRoPE((1.0,), (1.0,), 2, factor=1.0).attention_factor_at(None, 2) == 1.0
+    assert Proportional().inv_freq(Ladder(1e4, 4, (0, 1)), None) == [1.0, 0.01]
+    for rule in (ReRoPE(1, 2), SelfExtend(1, 1, 2), DualChunk(1, 2, 2), LaMPE(1, 1, 2)):
+        assert rule.regions()
+    assert rw.positions.text_positions(torch.arange(2), 1).tolist() == [[0], [1]]
 
 
 def test_a_later_field_is_printed_only_where_it_is_set() -> None:
@@ -337,6 +355,15 @@ def test_a_type_of_layers_has_its_rope_and_window() -> None:
     found = {name: ropes.of_type(name) for name in ("full_attention", "sliding_attention")}
     thetas_and_windows = {name: (rope and rope.theta, window) for name, (rope, window) in found.items()}
     assert thetas_and_windows == {"full_attention": (1e6, None), "sliding_attention": (1e4, 512)}
+    # a block for each type, also where the config leaves the class's own; layers without rotation need none
+    assert [ModelRopes.from_hf(fixture(name)).nested for name in ("gemma_3_1b", "llama_4_scout")] == [True, False]
+
+
+@pytest.mark.parametrize(("window", "expected"), [(1, 1), (4096, 4096), (0, None), (-1, None), ("8", None)])
+def test_a_window_is_a_number_of_tokens(window: Any, expected: int | None) -> None:
+    """Other values are no window, as null is none."""
+    config = {**LLAMA, "model_type": "mistral", "sliding_window": window}
+    assert ModelRopes.from_hf(config).sliding_windows == (expected,) * 2
 
 
 # --- fingerprints

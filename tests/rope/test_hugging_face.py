@@ -69,6 +69,8 @@ def test_composite_configs() -> None:
     nested = {"model_type": "gemma3", "text_config": inner, "vision_config": {"hidden_size": 1152}}
     config = rw.RopeConfig.from_hf(nested, layer_type="sliding_attention")
     assert (config.head_dim, config.theta) == (256, 10_000.0)
+    live = {**nested, "text_config": namedtuple("Config", ["to_dict"])(lambda: {**inner, "head_dim": 128})}
+    assert rw.RopeConfig.from_hf(live, layer_type="sliding_attention").head_dim == 128
     omni = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": {**inner, "model_type": "qwen2_vl_text"}}}
     with pytest.raises(rw.RopeError, match="mrope_section"):
         rw.RopeConfig.from_hf(omni)

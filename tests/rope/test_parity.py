@@ -66,6 +66,17 @@ def test_published_configs(name: str, layer_type: str | None) -> None:
     check_frequencies(config, Model(transformers_config(fields), layer_type))
 
 
+def test_a_block_of_a_config_object() -> None:
+    """Written into the object later it lacks what the class fills in: GLM-4 then rotates whole heads."""
+    config = transformers_config({"model_type": "glm4"})
+    assert rw.RopeConfig.from_hf(config).rotary_dim == 64
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
+    check_frequencies(rw.RopeConfig.from_hf(config), Model(config))
+    config = transformers_config({"model_type": "gemma3_text", "rope_parameters": config.rope_parameters})
+    for layer_type in TWO_TYPES:  # the block stays next to those of the layer types, without effect
+        check_frequencies(rw.RopeConfig.from_hf(config, layer_type=layer_type), Model(config, layer_type))
+
+
 def _other_types(name: str, layer_type: str | None) -> dict[str, Any]:
     others = [other for other in TWO_TYPES if other != layer_type]
     return {other: rw.RopeConfig.from_hf(fixture(name), layer_type=other).to_hf() for other in others}

@@ -139,11 +139,8 @@ def describe(config: Any) -> Described:
         return _unknown(fields)
     family = FAMILIES.get(name, Family(False))
     if name in REFUSED:
-        raise RopeError(
-            f"from_hf: {model_type} cannot be described by a RopeConfig: {REFUSED[name]}.",
-            facts={"model_type": model_type},
-            cure="Use the model's own code.",
-        )
+        rule = f"from_hf: {model_type} cannot be described by a RopeConfig: {REFUSED[name]}."
+        raise RopeError(rule, facts={"model_type": model_type}, cure="Use the model's own code.")
     for key, condition in family.holds.items():
         if not condition.holds(fields.get(key)):
             raise RopeError(
@@ -153,7 +150,8 @@ def describe(config: Any) -> Described:
             )
     block = fields.get("rope_parameters")
     is_object = not isinstance(config, (Mapping, str, PathLike)) and fields.get("partial_rotary_factor") is None
-    if is_object and isinstance(block, Mapping) and (family.slice_of or "rope_type" in block):
+    flat = is_object and isinstance(block, Mapping) and not has_blocks(block)
+    if flat and (family.slice_of or "rope_type" in block):
         fields["rope_parameters"] = {"partial_rotary_factor": 1.0, **block}  # a config object has filled its block in
     return Described(fields if family.adjust is None else family.adjust(fields, name), family, name)
 
@@ -168,8 +166,7 @@ def _unknown(fields: dict[str, Any]) -> Described:
             facts={"model_type": model_type, **{f"{key}, unused": fields[key] for key in unused}},
             cure="Use rope=None for its layers, or choose a model with rotary embeddings, such as Llama or Qwen.",
         )
-    unread = unread_keys(fields, None)
-    if unread:
+    if unread := unread_keys(fields, None):
         raise RopeError(
             "from_hf: this model is unknown, and its config has position settings that are not supported.",
             facts={"model_type": model_type, **unread},
@@ -313,10 +310,9 @@ def _theta(fields: Mapping[str, Any], block: Mapping[str, Any], family: Family) 
     The config's keys are the family's `top_thetas`; DBRX has it in `attn_config`.
     """
     read, inner = {} if family.fixed else block, fields.get("attn_config")
+    inner = inner if isinstance(inner, Mapping) else {}
     refuse_null(read, "rope_theta")
-    stated = first(read, "rope_theta") or first(fields, *family.top_thetas)
-    if stated is None and isinstance(inner, Mapping):
-        stated = first(inner, "rope_theta")
+    stated = first(read, "rope_theta") or first(fields, *family.top_thetas) or first(inner, "rope_theta")
     if stated is None:
         refuse_null(fields, *family.top_thetas)
     return family.theta if stated is None else number(stated[1], stated[0])

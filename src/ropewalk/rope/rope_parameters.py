@@ -17,7 +17,6 @@ COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned
 _PLAIN_RULE = {"rope_type": "default"}
 _PLAIN = ("default", "mrope", "axial")  # no scaling; the last two describe how axes share the pairs
 
-
 _FOREIGN = {
     "attn_factor": "vLLM and llama.cpp multiply YaRN's own factor by it, and `attention_factor` replaces that factor: "
     "write `attention_factor`: attn_factor * (0.1 ln(factor) + 1).",
@@ -29,10 +28,8 @@ _FOREIGN = {
 def misspelt(name: str, known: Iterable[str]) -> str | None:
     """Return the known word that a name misspells: at most two letters differ, and neither the first nor a digit.
 
-    >>> misspelt("yran", ["yarn"]), misspelt("lenear", ["linear"]), misspelt("linearity", ["linear"])
-    ('yarn', 'linear', None)
-    >>> misspelt("llama4", ["llama3"]), misspelt("attn_factor", ["attention_factor"])
-    (None, None)
+    >>> [misspelt(name, ["yarn", "linear", "llama3"]) for name in ("yran", "lenear", "linearity", "llama4")]
+    ['yarn', 'linear', None, None]
     """
     own = Counter(name)
     for word in difflib.get_close_matches(name, sorted(set(known)), cutoff=0.7):
