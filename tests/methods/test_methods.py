@@ -24,10 +24,12 @@ from ropewalk.methods import (
 from ropewalk.methods.faulty_rules import ScaledLogits
 from ropewalk.methods.table import METHOD_TABLE
 from ropewalk.rope.config import RopeConfig
+from ropewalk.rope.extensions import DualChunk, LaMPE
 from ropewalk.rope.frequencies import inverse_frequencies
 from ropewalk.rope.model_ropes import ModelRopes
 from ropewalk.rope.scaling import Linear, Llama3, LongRoPE, Proportional, Stacked, YaRN
 from tests.diagnosis.models import random_ids, tiny_decoder
+from tests.rope.models import fixture
 
 ROPE = RopeConfig(64, interleaved=False, max_position_embeddings=256)
 FOUR = ModelRopes((ROPE, ROPE, None, ROPE), (None,) * 4, (None, 256, None, 512))
@@ -42,6 +44,20 @@ def test_every_method_is_described(method: Method) -> None:
     assert (method.config is None) == bool(method.not_in_config)
     assert METHODS[method.nearest].config is not None
     assert (method.scaling is None) or (method.extension is None)
+
+
+def test_numbers_of_the_releases() -> None:
+    """Llama 3.1's own scaling; LaMPE's 512 and 1,536 of 4,096 tokens; the authors' chunks; groups as small as fits."""
+    reach = Reach(4096, 32_768)
+    own = RopeConfig.from_hf(fixture("llama_3_1_8b")).scaling
+    assert method_named("llama3").rope(ROPE, Reach(8192, 65_536)).scaling == own
+    rules = {name: METHODS[name].extension(reach) for name in ("lampe", "dca", "self-extend")}  # type: ignore[misc]
+    assert rules["lampe"] == LaMPE(512, 1536, 32_768)
+    assert rules["dca"] == DualChunk(3072, 4096)
+    last, first = torch.tensor(32_767), torch.tensor(0)
+    groups = (dataclasses.replace(rules["self-extend"], group=rules["self-extend"].group - less) for less in (0, 1))
+    fits, exceeds = (int(far.query(last) - far.key(first)) for _, far in (rule.regions() for rule in groups))
+    assert fits <= 4096 * 2 / 3 < exceeds
 
 
 def test_no_two_methods_look_alike() -> None:

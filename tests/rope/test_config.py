@@ -126,6 +126,11 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: rw.scaling.Llama3(8.0, 4.0, 1.0, 64), "`high_freq_factor` must not be below"),
         (lambda: LongRoPE((1.0,), "ab", 64), "every entry of `long_factor`"),
         (lambda: LongRoPE((1.0,), (0.0,), 64), "every entry of `long_factor`"),
+        (lambda: LongRoPE((1.0,), (1.0,), 64, short_mscale=1.1).attention_factor_at(None, 65), "must both be given"),
+        (
+            lambda: LongRoPE((1.0,), (1.0,), 64, short_mscale=1.1, long_mscale=1.2).attention_factor_at(None, None),
+            "`seq_len` chooses between them",
+        ),
         (lambda: DualChunk(64, 64), "`chunk` must be less than the trained length"),
         (lambda: ScaledLogits(0.0), "`scale` must be a finite number above 0"),
         (lambda: Proportional(1.5), "between 0 and 1"),
@@ -155,7 +160,9 @@ def test_the_bounds_are_allowed() -> None:
     most = 2**31 - 1  # tokens
     assert config(head_dim=2, theta=1.5, max_position_embeddings=most).columns_at() == (1.0,)
     assert YaRN(1.0, 1, beta_fast=most, beta_slow=most).attention_factor_at(None, None) == 1.0
-    assert LongRoPE((1.0,), (1.0,), 2, factor=1.0).attention_factor_at(None, 2) == 1.0
+    assert LongRoPE((1.0,), (1.0,), 2).attention_factor_at(None, 2) == 1.0
+    equal = LongRoPE((1.0,), (1.0,), 2, short_mscale=1.5, long_mscale=1.5)
+    assert equal.attention_factor_at(None, None) == 1.5
     assert Proportional().inv_freq(Ladder(1e4, 4, (0, 1)), None) == [1.0, 0.01]
     for rule in (ReRoPE(1, 2), SelfExtend(1, 1, 2), DualChunk(1, 2, 2), LaMPE(1, 1, 2)):
         assert rule.regions()
@@ -327,7 +334,8 @@ def test_null_where_transformers_has_a_meaning_for_it() -> None:
     assert read({**without, "truncate": None}) == read({**without, "truncate": False}) != read(without)
     for key in list(YARN)[4:-1]:
         assert read({**without, key: None}) == read(without)
-    assert rw.RopeConfig.from_hf({**LLAMA, "head_dim": None, "rope_theta": 1e4}).head_dim == 16
+    ignored = {"head_dim": None, "partial_rotary_factor": None}
+    assert rw.RopeConfig.from_hf({**LLAMA, **ignored, "rope_theta": 1e4}).head_dim == 16
 
 
 @pytest.mark.parametrize("longest", [None, 4096])
@@ -341,6 +349,8 @@ def test_a_length_before_the_scaling_is_not_the_scaled_one(longest):
     assert dataclasses.replace(config, max_position_embeddings=10_000).scaled_length == 10_000
     dynamic = rw.RopeConfig(64, interleaved=False, scaling=rw.scaling.DynamicNTK(3.0), max_position_embeddings=4096)
     assert dynamic.scaled_length == 3 * 4096
+    for rule in (Linear(2.0), LongRoPE((1.0,) * 32, (2.0,) * 32, 4096)):  # they state no length, or no factor
+        assert dataclasses.replace(dynamic, scaling=rule).scaled_length == 4096
 
 
 def test_the_factor_of_longrope_is_that_of_its_lengths() -> None:
@@ -357,6 +367,25 @@ def test_a_type_of_layers_has_its_rope_and_window() -> None:
     assert thetas_and_windows == {"full_attention": (1e6, None), "sliding_attention": (1e4, 512)}
     # a block for each type, also where the config leaves the class's own; layers without rotation need none
     assert [ModelRopes.from_hf(fixture(name)).nested for name in ("gemma_3_1b", "llama_4_scout")] == [True, False]
+    kinds = ["sliding_attention", "full_attention"]  # of an unknown number of layers
+    unnumbered = {"model_type": "qwen3", "head_dim": 8, "layer_types": kinds, "sliding_window": 64}
+    assert ModelRopes.from_hf(unnumbered).sliding_windows == (64, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "rotating"),
+    [
+        ({"num_hidden_layers": 8}, [True, True, True, False] * 2),
+        ({"num_hidden_layers": 6, "no_rope_layer_interval": 3}, [True, True, False] * 2),
+        ({"num_hidden_layers": 2, "no_rope_layers": [0, 1]}, [False, True]),
+        ({"num_hidden_layers": 1, "no_rope_layers": [0, 1]}, [False]),
+        ({"num_hidden_layers": 4, "no_rope_layers": [], "model_type": "llama4_text"}, [True, True, True, False]),
+    ],
+)
+def test_layers_without_rotation_by_number(change: dict[str, Any], rotating: list[bool]) -> None:
+    """SmolLM3 and Llama 4: every fourth layer, every n-th or those of a list that is not empty."""
+    ropes = ModelRopes.from_hf({**LLAMA, "model_type": "smollm3", **change}).ropes
+    assert [rope is not None for rope in ropes] == rotating
 
 
 @pytest.mark.parametrize(("window", "expected"), [(1, 1), (4096, 4096), (0, None), (-1, None), ("8", None)])

@@ -146,8 +146,9 @@ PUBLISHED = [  # theta, rotary dim, factor, trained length: Llama-2 x16, Qwen2.5
 @pytest.mark.parametrize(("b", "d", "s", "trained"), PUBLISHED)
 def test_yarn_of_the_code_on_published_models(b: float, d: int, s: float, trained: int, truncate: bool) -> None:
     """The same with the bounds rounded outward, on the numbers of released checkpoints."""
-    rule = YaRN(s, trained, truncate=truncate)
-    agree(rule, b, d, yarn_code(b, d, s, trained, 32.0, 1.0, truncate))
+    for beta in (32.0, 1.0):  # equal bounds are a step: Kimi-K2
+        rule = YaRN(s, trained, beta_fast=beta, truncate=truncate)
+        agree(rule, b, d, yarn_code(b, d, s, trained, beta, 1.0, truncate))
 
 
 @given(st.floats(1.0, 1024.0), st.floats(0.1, 2.0), st.floats(0.1, 2.0))

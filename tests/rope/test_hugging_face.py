@@ -94,6 +94,7 @@ def test_nested_blocks() -> None:
     stray = fixture("gemma_4_e4b")["text_config"]
     stray["rope_parameters"] |= {"rope_theta": None, "rope_type": "default"}
     assert rw.RopeConfig.from_hf(stray, layer_type="full_attention").scaling == Proportional(0.25)
+    assert read(rope_parameters={"rope_type": "proportional"}).scaling == Proportional(1.0)
 
 
 def test_head_dim_of_a_layer_type() -> None:
@@ -200,6 +201,9 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("stray key beside nested", {**NESTING, "rope_parameters": {"full_attention": {}, "factor": 2.0}}, "`factor` is"),
     ("stray rule beside nested", {**NESTING, "rope_parameters": {"full_attention": {}, "rope_type": "yarn"}}, "next"),
     ("flat for several thetas", {"model_type": "gemma3_text", "rope_parameters": YARN}, "a block for each layer type"),
+    ("theta of a fixed class", {"model_type": "gptj", "rope_theta": 5e5}, "gptj ignores rope blocks and `rope_theta`"),
+    ("its block", {"model_type": "gptj", "rope_parameters": {"rope_theta": 5e5}}, "gptj ignores rope blocks"),
+    ("its rule", {"model_type": "gptj", "rope_scaling": {"type": "linear", "factor": 2.0}}, "gptj ignores rope blocks"),
     ("alibi", {"model_type": "falcon", "alibi": True}, "this falcon has no rotation"),
     ("sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [8, 8, 8]}}, "sum to"),
     ("two sections", {"model_type": "qwen2_vl", "rope_scaling": {"type": "mrope", "mrope_section": [16, 16]}}, "three"),
@@ -387,9 +391,12 @@ def test_what_no_block_can_say() -> None:
     with pytest.raises(rw.RopeError, match="NTK needs at least two pairs"):
         rw.RopeConfig(2, interleaved=False, scaling=NTK(2.0)).to_hf()
     with pytest.raises(rw.RopeError, match="Resonance becomes `longrope`"):
-        rw.RopeConfig(8, interleaved=False, scaling=Resonance()).to_hf()
+        rw.RopeConfig(8, interleaved=False, scaling=Resonance(), max_position_embeddings=1).to_hf()
+    shortest = rw.RopeConfig(8, interleaved=False, scaling=Resonance(), max_position_embeddings=2).to_hf()
+    assert shortest["original_max_position_embeddings"] == 2
     vision = rw.RopeConfig(64, interleaved=False, axes=axes_from_sections([8, 24]), axes_restart=True)
-    even = dataclasses.replace(vision, axes=axes_from_sections([16, 16]), scaling=Linear(2.0))
-    for config in (vision, even):
+    even = dataclasses.replace(vision, axes=axes_from_sections([16, 16]))
+    assert even.to_hf() == {"rope_type": "axial", "rope_theta": 1e4}
+    for config in (vision, dataclasses.replace(even, scaling=Linear(2.0))):
         with pytest.raises(rw.RopeError, match="height and width in equal halves"):
             config.to_hf()

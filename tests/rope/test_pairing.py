@@ -33,9 +33,9 @@ def test_commutes_with_rotation_and_comes_back(pairs, rest, heads, to):
     assert torch.equal(rw.convert_pairing(rw.convert_pairing(x, **convert), **back), x)
 
 
-def of_gemma(name: str, **fields: Any) -> Any:
-    """Convert no weights of a Gemma 4, whose keys may be its values."""
-    return rw.convert_pairing({}, to="interleaved", config={"model_type": name, **fields})
+def of_gemma(name: str, weights: Any = (), **fields: Any) -> Any:
+    """Convert weights of a Gemma 4, whose keys may be its values."""
+    return rw.convert_pairing(dict(weights), to="interleaved", config={"model_type": name, **fields})
 
 
 def test_one_layer_and_several_stacks():
@@ -83,6 +83,7 @@ def test_one_layer_and_several_stacks():
         (lambda: of_gemma("gemma4_text", attention_k_eq_v=True), "whole heads of q and k"),
         (lambda: of_gemma("diffusion_gemma_text"), "whole heads of q and k"),
         (lambda: of_gemma("gemma4_text"), "no separate q and k"),
+        (lambda: of_gemma("gemma4_text", weights={"q_proj.weight": torch.zeros(8, 2)}), "heads of different sizes"),
         (lambda: rw.convert_pairing({}, config={"model_type": "own", "rope_interleave": True}, to="half"), "family"),
     ],
 )  # fmt: skip

@@ -116,6 +116,8 @@ def test_both_sides_of_phi_3_5() -> None:
         assert rw.inverse_frequencies(config, seq_len).attention_factor == pytest.approx(own * (0.1 * math.log(S) + 1))
     assert (config.needs_seq_len, config.switch_length) == (True, 4096)
     assert (config.longest_at(4096), config.longest_at(4097)) == (4096, math.inf)
+    for long, switch in ((1.0, 4096), (2.0, None)):  # equal lists do not follow the length; two switches have no block
+        assert stacked(PHI, LongRoPE((1.0,) * 48, (long,) * 48, TRAINED)).switch_length == switch
 
 
 STACKABLE = st.sampled_from(
@@ -174,6 +176,7 @@ def test_the_scaling_below_stays_when_the_rule_is_taken_away() -> None:
     assert config.as_trained().as_trained() == config.as_trained()
     assert config.unscaled().scaling is None
     assert config.trained_length == TRAINED
+    assert stacked(LLAMA, YaRN(S, TRAINED)).scaled_length == S * TRAINED
 
 
 def test_a_rule_is_read_back_from_ropewalks_own_form() -> None:

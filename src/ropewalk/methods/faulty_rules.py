@@ -40,7 +40,7 @@ class FaultyPositions(Extension):
             return index % self.start
         if self.fault == "shifted":
             return index + self.by * (index >= self.start)
-        step = (torch.exp2(index.clamp(min=1).double().log2().floor() + 1) / self.start).clamp(min=1)
+        step = (torch.exp2(index.double().log2().floor() + 1) / self.start).clamp(min=1)
         return ((index / step).round() * step).to(index.dtype)
 
     def regions(self) -> tuple[Region, ...]:

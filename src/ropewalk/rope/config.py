@@ -18,7 +18,7 @@ from ropewalk.compiled import is_compiling
 from ropewalk.errors import RopeError, check_kind
 from ropewalk.families import Trained
 from ropewalk.rope import hugging_face
-from ropewalk.rope.axes import axes_from_sections, sections_of
+from ropewalk.rope.axes import sections_of
 from ropewalk.rope.scaling import RULES, Ladder, Scaling
 from ropewalk.rope.values import MOST_FACTOR, MOST_SIZE, as_tuple, as_whole, check_whole, is_number
 
@@ -463,8 +463,8 @@ class RopeConfig:
             )
         rotary_dim, ladder = 2 * self.pairs, self.ladders[0]  # if axes have separate ladders, only its theta is used
         if self.axes_restart and self.axes is not None:
-            halves = [self.pairs // 2] * 2
-            if self.pairs % 2 or self.axes != axes_from_sections(halves) or self.scaling is not None:
+            half = self.pairs // 2
+            if self.axes != (0,) * half + (1,) * half or self.scaling is not None:
                 raise RopeError(
                     "to_hf: transformers' `axial` block only expresses height and width in equal halves, unscaled.",
                     facts={"axes": self.axes, "scaling": self.scaling},

@@ -225,7 +225,7 @@ def _by_lists(config: Described, block: dict[str, Any]) -> Blocks:
     if not given:  # only some types are scaled
         return {label: dict(block) if label in family.scaled else {} for label in types} if family.scaled else {}
     if not types:
-        if all(len(set(value)) == 1 and value[0] for value in given.values()):
+        if all(len(set(value)) == 1 and all(value) for value in given.values()):
             return {label: {**block, **{key: value[0] for key, value in given.items()}} for label in _ATTENTION[:2]}
         raise RopeError(
             f"from_hf: this {name} lists settings for each layer, but no `layer_types`.",
