@@ -16,18 +16,7 @@ from mpmath import mpf
 
 import ropewalk as rw
 from ropewalk.rope.frequencies import GRID, reach, smallest_theta
-from ropewalk.rope.scaling import (
-    ABF,
-    NTK,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    Proportional,
-    Resonance,
-    Scaling,
-    YaRN,
-)
+from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Resonance, Scaling, YaRN
 from ropewalk.rope.tables import make_tables, phase_tables, turns_per_token
 from tests import oracle
 

@@ -12,9 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
-from transformers.models.dinov3_vit.modeling_dinov3_vit import (
-    get_patches_center_coordinates,
-)
+from transformers.models.dinov3_vit.modeling_dinov3_vit import get_patches_center_coordinates
 from transformers.models.glm4v.modeling_glm4v import Glm4vModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel

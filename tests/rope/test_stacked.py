@@ -249,16 +249,11 @@ def test_a_rule_of_the_caller_is_known_everywhere(stretched: Any) -> None:
 
 
 @pytest.mark.rejects
-def test_a_rule_without_a_name_in_transformers() -> None:
-    """It is read by no name; test_what_no_config_can_say and the rules of test_hugging_face.py are written alike."""
+def test_names_of_rules() -> None:
+    """A second `yarn` would make configs ambiguous; a rule without a name in transformers is read by none."""
     for name in ("stacked", "resonance", "abf", "ntk", "lerope"):
         with pytest.raises(rw.RopeError, match="unknown `rope_type`"):
             rw.RopeConfig.from_hf({**LLAMA_SCALING, "rope_parameters": {"rope_type": name}})
-
-
-@pytest.mark.rejects
-def test_two_rules_do_not_share_a_name() -> None:
-    """A second `yarn` would make configs ambiguous."""
     with pytest.raises(rw.RopeError, match="two rules have the same name"):
         type("Other", (rw.scaling.Scaling,), {"rope_type": "yarn"})
     assert "Other" not in RULES

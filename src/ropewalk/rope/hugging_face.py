@@ -116,7 +116,7 @@ def text_part(config: Any) -> dict[str, Any]:
             cure="Pass the folder of the checkpoint, its config.json, or its content.",
         )
     for key in NESTED:
-        inner = fields.get(key)
+        inner: Any = fields.get(key)
         if callable(getattr(inner, "to_dict", None)):
             inner = inner.to_dict()
         if isinstance(inner, Mapping):
@@ -148,7 +148,7 @@ def describe(config: Any) -> Described:
                 facts={key: fields.get(key)},
                 cure="Use the model's own code, or write RopeConfig(...) yourself.",
             )
-    block = fields.get("rope_parameters")
+    block: Any = fields.get("rope_parameters")
     is_object = not isinstance(config, (Mapping, str, PathLike)) and fields.get("partial_rotary_factor") is None
     flat = is_object and isinstance(block, Mapping) and not has_blocks(block)
     if flat and (family.slice_of or "rope_type" in block):

@@ -84,10 +84,7 @@ class ModelRopes:
 
     @classmethod
     def from_hf(
-        cls,
-        config: str | PathLike[str] | Mapping[str, Any] | Any,
-        *,
-        alpha: Tensor | Iterable[float] | None = None,
+        cls, config: str | PathLike[str] | Mapping[str, Any] | Any, *, alpha: Tensor | Iterable[float] | None = None
     ) -> ModelRopes:
         """Return the ropes of a Hugging Face config; its arguments are those of `RopeConfig.from_hf`.
 
@@ -104,7 +101,7 @@ class ModelRopes:
         ropes = {name: None if values is None else RopeConfig(**values) for name, values in read.items()}
         nested = nested and None not in ropes
         alike = _alike(ropes)
-        labels, flags = _labels(fields), flags_of(fields, family)
+        labels, flags = _labels(fields), _flags(fields, family)
         stated = fields.get("layer_types") or family.layer_types
         names = tuple(ropes if nested or not stated else dict.fromkeys(stated))
         blocks = ropes if nested else alike
@@ -269,12 +266,12 @@ def window_of_layer_type(config: Mapping[str, Any], layer_type: str | None) -> i
     return window if 0 < whole_or_zero(window) <= MOST_TOKENS else None
 
 
-def flags_of(fields: Mapping[str, Any], family: Family) -> list[bool] | None:
-    """Return whether each layer of a config rotates; None if neither the config nor its class has such a list."""
-    count = whole_or_zero(fields.get("num_hidden_layers"))
-    unknown = family_named(str(fields.get("model_type"))) is None
-    stated = fields.get(family.flags or ("no_rope_layers" if unknown else ""))
-    if family.flags and not stated:
+def _flags(fields: Mapping[str, Any], family: Family) -> list[bool] | None:
+    """Return whether each layer of a config rotates; None if its class has no such list, or the list is too short."""
+    if family.flags is None:
+        return None
+    count, stated = whole_or_zero(fields.get("num_hidden_layers")), fields.get(family.flags)
+    if not stated:
         every = whole_or_zero(fields.get("no_rope_layer_interval")) or 4
         stated = [(layer + 1) % every != 0 for layer in range(count)]
     if not isinstance(stated, list | tuple) or not len(stated) >= count > 0:

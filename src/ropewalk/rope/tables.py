@@ -132,10 +132,7 @@ def text_positions(position_ids: Int[Tensor, "*positions"], axes: int) -> Int[Te
 
 
 def _tables_without_float64(
-    position_ids: Tensor,
-    inv_freq: Sequence[float],
-    axes: tuple[int, ...] | None,
-    dtype: torch.dtype,
+    position_ids: Tensor, inv_freq: Sequence[float], axes: tuple[int, ...] | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return tables from the exact phase on the device if positions are integers; else build them on the CPU."""
     if position_ids.is_floating_point() or dtype != torch.float32:
