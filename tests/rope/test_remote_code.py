@@ -132,14 +132,6 @@ def test_every_source_is_of_a_family() -> None:
     assert set(SOURCES) <= set(FAMILIES)
 
 
-def test_nested_in_a_composite() -> None:
-    """Kimi-K2.5 and InternVL hold such a text part in their composite configs."""
-    inner = {"model_type": "kimi_k2", **KIMI}
-    assert rw.RopeConfig.from_hf({"model_type": "kimi_k25", "text_config": inner}).interleaved is True
-    inner = {"model_type": "internlm2", **WIDTHS}
-    assert rw.RopeConfig.from_hf({"model_type": "internvl_chat", "llm_config": inner}).head_dim == 128
-
-
 # --- lengths and theta in places of their own
 
 

@@ -177,12 +177,8 @@ def test_the_scaling_below_stays_when_the_rule_is_taken_away() -> None:
     assert config.unscaled().scaling is None
     assert config.trained_length == TRAINED
     assert stacked(LLAMA, YaRN(S, TRAINED)).scaled_length == S * TRAINED
-
-
-def test_a_rule_is_read_back_from_ropewalks_own_form() -> None:
-    """All its parts by their names and fields."""
     rule = Stacked(Llama3(8.0, 1.0, 4.0, 8192), Resonance(YaRN(4.0, TRAINED)))
-    assert rule_from_dict(rule.to_dict()) == rule
+    assert rule_from_dict(rule.to_dict()) == rule  # all its parts by their names and fields
 
 
 # --- rules of the caller
