@@ -15,6 +15,7 @@ from ropewalk.methods import (
     Method,
     Reach,
     chosen_methods,
+    main_rope,
     method_named,
     named_methods,
     settled,
@@ -161,6 +162,8 @@ def test_whether_a_scaling_belongs_to_the_model_can_be_open() -> None:
     yarn = dataclasses.replace(ROPE, scaling=YaRN(4.0, 256), max_position_embeddings=1024)
     positions = ModelRopes((None, yarn, ROPE), (None,) * 3, (None,) * 3)
     assert unsettled(positions) is yarn
+    assert main_rope((ROPE, None, yarn)) is yarn  # the longest reach, else the first
+    assert main_rope((None, ROPE, BELONGS.unscaled())) is ROPE
     assert unsettled(ModelRopes((ROPE, BELONGS), (None,) * 2, (None,) * 2)) is None
     assert unsettled(settled(positions, True, "somebody")) is None
     assert [rope and rope.trained_length for rope in settled(positions, True, "").ropes] == [None, 1024, 256]

@@ -144,6 +144,10 @@ DYNAMIC = rw.RopeConfig(8, interleaved=True, scaling=rw.scaling.DynamicNTK(2.0),
         (lambda: rw.inverse_frequencies({"head_dim": 8}), "(?s)must be of type RopeConfig.*from_hf"),
         (lambda: rw.inverse_frequencies(DYNAMIC, 5.5), "`seq_len` must be a whole number"),
         (lambda: rw.positions.text_positions(torch.arange(2), -1), "`axes` a whole number"),
+        (
+            lambda: rw.RotaryEmbedding(config(axes=(0, 1, 0, 1))).cos_sin(torch.ones(5, 3)),
+            "wrong shape for 2 axis/axes",
+        ),
     ],
 )
 def test_bad_configs_and_rules(build, message):

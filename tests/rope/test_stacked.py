@@ -120,6 +120,14 @@ def test_both_sides_of_phi_3_5() -> None:
         assert stacked(PHI, LongRoPE((1.0,) * 48, (long,) * 48, TRAINED)).switch_length == switch
 
 
+@pytest.mark.parametrize("index", [0.0, 0.25, 1.0, 1.5, 2.75])
+def test_the_index_of_a_frequency_lies_between_its_neighbours(index: float) -> None:
+    """Of divided frequencies too, by their logarithms: where YaRN's bounds lie on a scaled model."""
+    ladder = Ladder(1e4, 8, (0, 1, 2, 3), divisors=(1.0, 4.0, 4.0, 8.0))
+    frequency = np.exp(np.interp(index, range(4), np.log(ladder.inv_freq())))
+    assert ladder.index_at(float(frequency)) == pytest.approx(index, abs=1e-12)
+
+
 STACKABLE = st.sampled_from(
     [Linear(3.0), NTK(3.0), ABF(7e5), YaRN(3.0, 512), YaRN(3.0, 512, variant="paper"), YaRN(3.0, 512, truncate=False),
      Llama3(3.0, 1.0, 4.0, 512), Resonance(YaRN(3.0, 512)), DynamicNTK(2.0)]
