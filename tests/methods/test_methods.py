@@ -10,19 +10,9 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.families import Trained
-from ropewalk.methods import (
-    METHODS,
-    Method,
-    Reach,
-    chosen_methods,
-    main_rope,
-    method_named,
-    named_methods,
-    settled,
-    settled_by_length,
-    unsettled,
-)
-from ropewalk.methods.faulty_rules import ScaledLogits
+from ropewalk.methods import METHODS, Method, Reach, chosen_methods, method_named, named_methods
+from ropewalk.methods.faulty_rules import FaultyPositions, ScaledLogits
+from ropewalk.methods.ropes import main_rope, settled, settled_by_length, unsettled
 from ropewalk.methods.table import METHOD_TABLE
 from ropewalk.rope.config import RopeConfig
 from ropewalk.rope.extensions import DualChunk, LaMPE
@@ -59,6 +49,12 @@ def test_numbers_of_the_releases() -> None:
     groups = (dataclasses.replace(rules["self-extend"], group=rules["self-extend"].group - less) for less in (0, 1))
     fits, exceeds = (int(far.query(last) - far.key(first)) for _, far in (rule.regions() for rule in groups))
     assert fits <= 4096 * 2 / 3 < exceeds
+
+
+def test_rounded_positions_are_those_of_bfloat16() -> None:
+    """Every whole number up to 256; beyond, only those with as many binary digits."""
+    ids = torch.arange(5000)
+    assert torch.equal(FaultyPositions("rounded", 256).position(ids), ids.bfloat16().long())
 
 
 def test_no_two_methods_look_alike() -> None:
@@ -103,10 +99,7 @@ def test_a_scaling_that_the_model_was_trained_with_stays() -> None:
     assert method_named("dca").positions(positions, reach).ropes == positions.ropes
     assert method_named("crop").positions(positions, reach).ropes == positions.ropes
     found = method_named("yarn").positions(positions, reach).ropes
-    assert found == (
-        dataclasses.replace(BELONGS, scaling=Stacked(LLAMA3, YaRN(4.0, 2048)), max_position_embeddings=2048),
-        BELONGS,
-    )
+    assert found == (dataclasses.replace(BELONGS, scaling=Stacked(LLAMA3, YaRN(4.0, 2048))), BELONGS)
     assert method_named("pi").rope(found[0], reach).scaling == Stacked(LLAMA3, Linear(4.0))  # type: ignore[arg-type]
     assert "as-is" not in chosen_methods(None, positions, reach)
     assert chosen_methods(None, positions, Reach(2048, 2048)) == ("plain",)

@@ -214,13 +214,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_pos
         "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.5, "attention_factor": 1.1, "truncate": True}  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32,
           "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
-LONG = {
-    "type": "longrope",
-    "short_factor": [1.0] * 8,
-    "long_factor": [2.0] * 8,
-    "short_mscale": 1.0,
-    "long_mscale": 1.1,
-}
+LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+LONG = {"type": "longrope", **LISTS, "short_mscale": 1.0, "long_mscale": 1.1}
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {**LLAMA, "rope_theta": 1e4, "partial_rotary_factor": 1.0},
     "dynamic": {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
@@ -342,11 +337,7 @@ def test_a_length_before_the_scaling_is_not_the_scaled_one(longest):
     assert dynamic.scaled_length == 3 * 4096
     for rule in (Linear(2.0), LongRoPE((1.0,) * 32, (2.0,) * 32, 4096)):  # they state no length, or no factor
         assert dataclasses.replace(dynamic, scaling=rule).scaled_length == 4096
-
-
-def test_the_factor_of_longrope_is_that_of_its_lengths() -> None:
-    """At least 1; a rule without the longest length keeps none."""
-    rule = LongRoPE((1.0,) * 4, (2.0,) * 4, 4096)
+    # LongRoPE's factor is that of its lengths, at least 1; without the longest length there is none
     assert [rule.written_out(length).factor for length in (6144, 2048, None)] == [1.5, 1.0, None]
 
 
@@ -358,9 +349,8 @@ def test_a_type_of_layers_has_its_rope_and_window() -> None:
     assert thetas_and_windows == {"full_attention": (1e6, None), "sliding_attention": (1e4, 512)}
     # a block for each type, also where the config leaves the class's own; layers without rotation need none
     assert [ModelRopes.from_hf(fixture(name)).nested for name in ("gemma_3_1b", "llama_4_scout")] == [True, False]
-    kinds = ["sliding_attention", "full_attention"]  # of an unknown number of layers
-    unnumbered = {"model_type": "qwen3", "head_dim": 8, "layer_types": kinds, "sliding_window": 64}
-    assert ModelRopes.from_hf(unnumbered).sliding_windows == (64, None)
+    unnumbered = {"model_type": "qwen3", "head_dim": 8, "layer_types": [*found], "sliding_window": 64}
+    assert ModelRopes.from_hf(unnumbered).sliding_windows == (None, 64)
 
 
 @pytest.mark.parametrize(

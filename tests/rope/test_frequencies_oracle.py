@@ -365,13 +365,7 @@ def test_the_error_grows_with_the_angle_beyond_ten_million(theta):
         assert error[-1].max() > 0.1
 
 
-FREQUENCIES = (
-    *rw.inverse_frequencies(rw.RopeConfig(64, interleaved=True)).inv_freq[0].tolist(),
-    3.0,
-    4.0,
-    2.0**100,
-    0.0,
-)
+FREQUENCIES = (*rw.RopeConfig(64, interleaved=True).columns_at(), 3.0, 4.0, 2.0**100, 0.0)
 
 
 def test_turns_per_token_are_the_nearest_integers():

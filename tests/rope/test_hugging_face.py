@@ -73,8 +73,7 @@ def test_composite_configs() -> None:
     assert (config.head_dim, config.theta) == (256, 10_000.0)
     live = {**nested, "text_config": namedtuple("Config", ["to_dict"])(lambda: {**inner, "head_dim": 128})}
     assert rw.RopeConfig.from_hf(live, layer_type="sliding_attention").head_dim == 128
-    inner_vl = {"model_type": "internlm2", "hidden_size": 4096, "num_attention_heads": 32}  # as in InternVL
-    assert rw.RopeConfig.from_hf({"model_type": "internvl_chat", "llm_config": inner_vl}).head_dim == 128
+    assert rw.RopeConfig.from_hf({"model_type": "internvl_chat", "llm_config": LLAMA}).head_dim == 64
     omni = {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": {**inner, "model_type": "qwen2_vl_text"}}}
     with pytest.raises(rw.RopeError, match="mrope_section"):
         rw.RopeConfig.from_hf(omni)
@@ -99,6 +98,8 @@ def test_nested_blocks() -> None:
     stray["rope_parameters"] |= {"rope_theta": None, "rope_type": "default"}
     assert rw.RopeConfig.from_hf(stray, layer_type="full_attention").scaling == Proportional(0.25)
     assert read(rope_parameters={"rope_type": "proportional"}).scaling == Proportional(1.0)
+    assert read("sliding_attention") == read() == read("full_attention")  # any layer type has the only block
+    assert read("hybrid", layer_types=["hybrid", "mamba"]) == read()
 
 
 def test_head_dim_of_a_layer_type() -> None:
@@ -111,12 +112,6 @@ def test_head_dim_of_a_layer_type() -> None:
     del text["global_head_dim"]
     assert rw.RopeConfig.from_hf(text, layer_type="full_attention").head_dim == 384
     assert rw.RopeConfig.from_hf(text, layer_type="sliding_attention").head_dim == 256
-
-
-def test_layer_types_of_a_flat_config() -> None:
-    """With one block for all layers any of the model's layer types reads it."""
-    assert read("sliding_attention") == read() == read("full_attention")
-    assert read("hybrid", layer_types=["hybrid", "mamba"]) == read()
 
 
 @pytest.mark.repeats_shapes  # the checker is a frame between the caller and the warning
@@ -217,6 +212,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     ("interleaved sections", {"model_type": "qwen2_vl", "rope_scaling": {"mrope_interleaved": True}}, "contradicts"),
     ("ernie", {"model_type": "ernie4_5_vl_moe_text", "rope_parameters": {"mrope_section": [10, 12, 10]}}, "and time"),
     ("odd halves", {"model_type": "qwen2_vl_vision", "embed_dim": 60, "num_heads": 10}, "number must be even"),
+    ("odd alternation", {"model_type": "neomme", "head_dim": 6, "layer_type": "sliding_attention"}, "must be even"),
     ("several thetas", fixture("gemma_3_1b"), r"(?s)`layer_type` is None.*'full_attention' or 'sliding_attention'"),
     ("unknown layer type", fixture("gemma_3_1b") | {"layer_type": "global"}, "(?s)no such `layer_type`.*sliding_atten"),
     ("near", fixture("gemma_3_1b") | {"layer_type": "full_atention"}, "Did you mean `full_attention`"),
@@ -284,37 +280,33 @@ def test_the_caller_keeps_his_config() -> None:
 # --- to_hf
 
 lists = st.lists(st.floats(0.5, 80.0), min_size=32, max_size=32).map(tuple)
-factors = st.floats(1.0, 64.0)
-rules: st.SearchStrategy[Callable[[], Scaling | None]] = st.one_of(  # built in the test, not while drawing
-    st.just(lambda: None),
-    st.builds(partial, st.just(Linear), factors),
-    st.builds(partial, st.just(DynamicNTK), factors),
-    st.builds(
-        partial,
-        st.just(YaRN),
-        factors,
-        st.integers(64, 8192),
-        attention_factor=st.none() | st.floats(0.5, 2.0),
-        beta_fast=st.floats(8.0, 64.0),
-        beta_slow=st.floats(0.5, 4.0),
-        mscale=st.none() | st.floats(0.1, 2.0),
-        mscale_all_dim=st.none() | st.floats(0.1, 2.0),
-        truncate=st.booleans(),
+factors, tokens = st.floats(1.0, 64.0), st.integers(64, 8192)
+
+
+def rule(kind: type[Scaling], *given: Any, **named: Any) -> st.SearchStrategy[Callable[[], Scaling | None]]:
+    """Rules of a kind, built in the test and not while drawing."""
+    return st.builds(partial, st.just(kind), *given, **named)
+
+
+some, mscale = st.none() | st.floats(0.5, 2.0), st.none() | st.floats(0.1, 2.0)
+rules = st.one_of(
+    st.just(lambda: None), rule(Linear, factors), rule(DynamicNTK, factors),
+    rule(
+        YaRN, factors, tokens, attention_factor=some, beta_fast=st.floats(8.0, 64.0), beta_slow=st.floats(0.5, 4.0),
+        mscale=mscale, mscale_all_dim=mscale, truncate=st.booleans(),
     ),
-    st.builds(partial, st.just(LongRoPE), lists, lists, st.integers(64, 8192), factor=st.none() | factors),
-    st.builds(partial, st.just(LongRoPE), lists, lists, st.integers(64, 8192), attention_factor=st.floats(0.5, 2.0)),
-    st.builds(
-        partial, st.just(LongRoPE), lists, lists, st.integers(64, 8192), short_mscale=factors, long_mscale=factors
-    ),
-    st.builds(partial, st.just(Llama3), factors, st.floats(0.5, 1.0), st.floats(2.0, 8.0), st.integers(64, 8192)),
-    st.builds(partial, st.just(Proportional), st.floats(0.0, 1.0), factors),
-)
+    rule(LongRoPE, lists, lists, tokens, factor=st.none() | factors),
+    rule(LongRoPE, lists, lists, tokens, attention_factor=st.floats(0.5, 2.0)),
+    rule(LongRoPE, lists, lists, tokens, short_mscale=factors, long_mscale=factors),
+    rule(Llama3, factors, st.floats(0.5, 1.0), st.floats(2.0, 8.0), tokens),
+    rule(Proportional, st.floats(0.0, 1.0), factors),
+)  # fmt: skip
 
 
 @given(rules, st.floats(100.0, 1e7), st.booleans())
-def test_round_trip(rule: Callable[[], Scaling | None], theta: float, interleaved: bool) -> None:
+def test_round_trip(build: Callable[[], Scaling | None], theta: float, interleaved: bool) -> None:
     """from_hf of a base config that carries to_hf's block is the config again, for every rule."""
-    config = rw.RopeConfig(64, interleaved=interleaved, theta=theta, scaling=rule(), max_position_embeddings=4096)
+    config = rw.RopeConfig(64, interleaved=interleaved, theta=theta, scaling=build(), max_position_embeddings=4096)
     base = {"rope_interleave": interleaved, "head_dim": 64, "max_position_embeddings": 4096}
     block = json.loads(json.dumps(config.to_hf()))
     assert rw.RopeConfig.from_hf({**base, "rope_parameters": block}) == config
@@ -331,16 +323,10 @@ def test_round_trip_of_a_partial_rotation(pairs: int, others: int) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        NTK(8.0),
-        DynamicNTK(4.0, variant="paper"),
-        YaRN(4.0, 512, variant="paper"),
-        YaRN(4.0, 512, 1.3, variant="paper"),
-        ABF(4e6),
-        Resonance(),
-        Resonance(YaRN(4.0, 512)),
-        Resonance(ABF(4e6)),
+        NTK(8.0), DynamicNTK(4.0, variant="paper"), YaRN(4.0, 512, variant="paper"), ABF(4e6), Resonance(),
+        YaRN(4.0, 512, 1.3, variant="paper"), Resonance(YaRN(4.0, 512)), Resonance(ABF(4e6)),
     ],
-)
+)  # fmt: skip
 def test_rules_without_a_name_export_as_what_computes_the_same(rule: Scaling) -> None:
     """NTK, ABF, Resonance and the papers' variants become a block with the same frequencies and attention factor."""
     config = rw.RopeConfig(64, interleaved=False, theta=5e5, scaling=rule, max_position_embeddings=2048)

@@ -82,10 +82,8 @@ def test_scaling_of_remote_code() -> None:
     deepseek = rw.RopeConfig.from_hf({"model_type": "deepseek_v3", **KIMI, "rope_scaling": yarn})
     assert kimi == deepseek
     assert rw.RotaryEmbedding(kimi).attention_factor == 1.0
-    sarvam = rw.RopeConfig.from_hf(
-        {"model_type": "sarvam_mla", **KIMI, "rope_scaling": {**yarn, "type": "deepseek_yarn"}}
-    )
-    assert sarvam == deepseek
+    sarvam = {"model_type": "sarvam_mla", **KIMI, "rope_scaling": {**yarn, "type": "deepseek_yarn"}}
+    assert rw.RopeConfig.from_hf(sarvam) == deepseek
 
 
 def test_layers_of_families_of_5_24() -> None:

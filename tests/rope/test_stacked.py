@@ -16,22 +16,8 @@ from hypothesis import strategies as st
 
 import ropewalk as rw
 from ropewalk.checkpoints.decoder_config import config_from_native, config_to_native
-from ropewalk.rope.scaling import (
-    ABF,
-    NTK,
-    RULES,
-    DynamicNTK,
-    Ladder,
-    Linear,
-    Llama3,
-    LongRoPE,
-    Proportional,
-    Resonance,
-    Scaling,
-    Stacked,
-    YaRN,
-    rule_from_dict,
-)
+from ropewalk.rope.scaling import ABF, NTK, DynamicNTK, Linear, Llama3, LongRoPE, Proportional, Resonance, Stacked, YaRN
+from ropewalk.rope.scaling.base import RULES, Ladder, Scaling, rule_from_dict
 from tests.rope.models import fixture
 
 TRAINED, S = 131_072, 4.0
