@@ -39,6 +39,7 @@ from tests.models.material import gguf_of
 
 TEXT = [("whale", novel(40_000, 60_000))]
 SHORT = [("whale", novel(40_000, 4_500))]
+SAVED = Path(__file__).parents[2] / "benchmarks" / "results" / "doctor-terminal.json"
 ANSWERED = {"text": TEXT, "target": 512, "methods": "dca", "engine": "python"}
 
 
@@ -78,14 +79,26 @@ def test_the_answer(answer: Diagnosis) -> None:
     assert answer.verdict.command.splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
 
 
-def test_the_texts_without_text(tmp_path: Path) -> None:
-    """Passages of five texts; for `tiny`, recognized by its weights, the novel that it has not read."""
-    shutil.copytree(find("tiny"), tmp_path / "copy")
-    run = prepare(tmp_path / "copy", DoctorSettings(target=512, windows=1, state=tmp_path / "state"), False)
+def test_the_saved_answer_about_tiny_is_reproduced(tmp_path: Path) -> None:
+    """Its windows are drawn again, and its readings give its evidence and words. The text is the novel that `tiny`,
+    recognized by its weights, has not read; other models have passages of five texts."""
+    shutil.copytree(find("tiny"), tmp_path / "tiny")
+    run = prepare(tmp_path / "tiny", DoctorSettings(minutes=math.inf, state=tmp_path / "state"), False)
+    run = dataclasses.replace(run, opened=dataclasses.replace(run.opened, model="tiny"))
     assert [(text.name, text.contents) for text in run.opened.texts] == [read_text(None)]
-    assert run.plan.distinct == (PLAIN, "yarn", "llama3", "dca", CROP)
+    saved = Diagnosis.read(SAVED)
+    for name, of in saved.readings.items():
+        for window, one in enumerate(of):
+            run.ledger.add(run.plan.key(name, window), dataclasses.asdict(one))
+    assert to_nine_digits(dataclasses.replace(run.measure(False), environment={})) == to_nine_digits(
+        dataclasses.replace(saved, environment={})
+    )
     texts = [(text.name, text.contents) for text in _texts(False, DoctorSettings(), run.opened.reader)]
     assert texts == list(default_texts())
+
+
+def to_nine_digits(found: Diagnosis) -> Any:
+    return json.loads(json.dumps(found.to_json()), parse_float=lambda number: round(float(number), 9))
 
 
 def answers(run: DoctorRun, answer: Diagnosis, model: object, engine: str | None = "python") -> Diagnosis:
