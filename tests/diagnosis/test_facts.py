@@ -220,6 +220,8 @@ def test_facts_are_put_as_the_text_is(language: str, kind: str) -> None:
         ("Uma noite destas, vindo da cidade, encontrei um rapaz aqui do bairro, que eu conheço. " * 50, "english"),
         ("En un lloc de la Manxa, el nom del qual no vull recordar, vivia un gentilhome de llança. " * 50, "english"),
         ("吾輩は猫である。名前はまだ無い。" * 50, "english"),  # Japanese
+        (TURN + STORY[:2000], "english"),  # a single turn is no chat
+        ("{};\n" * 7000 + TEXTS["german"][0][:22_000] + "{};\n" * 7000, "german"),  # its middle tells
         ("", "english"),
         *((text, "code" if "python" in name else "english") for name, text in default_texts()),
     ],
@@ -235,6 +237,14 @@ def test_a_tokenizer_that_adds_a_beginning() -> None:
         return [1, ord(" "), *encode(text)]
 
     assert decode(ids_after(with_bos, " 482")) == " 482"
+
+
+@pytest.mark.parametrize(("target", "far", "near"), [(4000, 16, 8), (10_000, 32, 12), (16_384, 48, 20)])
+def test_facts_are_six_percent_of_a_window(target: int, far: int, near: int) -> None:
+    """7 of 10 are far ones; at least 16 and 8, at most 48 and 20. Within the trained length all are near."""
+    for trained, of_far in ((target // 2, far), (target, 0)):
+        layout = Layout.choose(trained, target, size=12, question=12)
+        assert (layout.far, [count for *_, count in layout.bands]) == (of_far, [of_far, near])
 
 
 def test_too_short() -> None:

@@ -55,12 +55,13 @@ class StandIn:
         return [[0.0, -1.0, -1.0, -1.0] for _ in questions]
 
 
-def measured(loss: Any, method: str = "plain", levels: dict[int, float] | None = None) -> tuple[Any, StandIn]:
+def measured(
+    loss: Any, method: str = "plain", level: float | None = None, trained: int = TRAINED
+) -> tuple[Any, StandIn]:
     """What `_read` makes of a stand-in."""
-    reader = StandIn(loss)
-    job = Job.of(method, 0, "key", TARGET)
-    found = _read(reader, TOLD, DESIGN, job, {} if levels is None else levels, lambda tokens: None)  # type: ignore[arg-type]
-    return found, reader
+    reader: Any = StandIn(loss)
+    design, levels = dataclasses.replace(DESIGN, trained_length=trained), {} if level is None else {0: level}
+    return _read(reader, TOLD, design, Job.of(method, 0, "key", TARGET), levels, lambda tokens: None), reader
 
 
 def test_blocks_are_means_of_the_counted_tokens() -> None:
@@ -81,12 +82,14 @@ def test_blocks_are_means_of_the_counted_tokens() -> None:
 def test_a_reading_whose_loss_breaks_down_is_given_up() -> None:
     """After the trained length the loss rises: the rest is not computed, and no answer counts."""
     found, _ = measured(lambda position: 3.0 if position < 3000 else 3.2 + BROKEN)
-    assert found.stopped is not None
-    assert 3000 < found.stopped < TARGET
+    assert found.stopped == 3601  # after the first 200 tokens of which the last 512 are worse by a nat
     assert found.answers == ()
     assert found.loss[-1] is None
     kept, _ = measured(lambda position: 3.0 if position < 3000 else 2.8 + BROKEN)
     assert kept.stopped is None
+    for trained, given_up in ((1023, False), (1024, True)):  # few tokens vary by a nat by themselves
+        found, _ = measured(lambda position: 3.0 if position < 3000 else 9.0, trained=trained)
+        assert (found.stopped is not None) == given_up
     with pytest.raises(RopeError, match="not a finite number"):
         measured(lambda position: float("nan") if position == 700 else 3.0)
 
@@ -103,7 +106,7 @@ def test_a_text_that_varies_by_itself_is_no_breakdown() -> None:
 
 def test_a_method_that_is_worse_from_the_start_is_given_up() -> None:
     """Compared with plain's level within the trained length of the same window, if that is known."""
-    found, _ = measured(lambda position: 3.2 + BROKEN, "pi", {0: 3.0})
+    found, _ = measured(lambda position: 3.2 + BROKEN, "pi", 3.0)
     assert found.stopped is not None
     assert found.stopped < TRAINED + 400
     alone, _ = measured(lambda position: 3.2 + BROKEN, "pi")
@@ -143,4 +146,5 @@ def test_a_scaling_of_unknown_training_is_measured(tmp_path: Path) -> None:
     stated, nothing = settle(tokens, 1024)
     assert (nothing, trained_length_of(stated.positions)) == (None, 1024)
     with pytest.raises(RopeError, match="the text is too short"):
-        settle(tokens[:20])
+        settle(tokens[:31])
+    assert settle(tokens[:32])[1]["length"] == 16
