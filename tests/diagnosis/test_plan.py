@@ -87,9 +87,9 @@ def test_a_reading_whose_loss_breaks_down_is_given_up() -> None:
     assert found.loss[-1] is None
     kept, _ = measured(lambda position: 3.0 if position < 3000 else 2.8 + BROKEN)
     assert kept.stopped is None
-    for trained, given_up in ((1023, False), (1024, True)):  # few tokens vary by a nat by themselves
-        found, _ = measured(lambda position: 3.0 if position < 3000 else 9.0, trained=trained)
-        assert (found.stopped is not None) == given_up
+    for trained, rise, stopped in ((1023, 3000, None), (1024, 3000, 3201), (2345, 2345, 2601)):
+        found, _ = measured(lambda position, rise=rise: 3.0 if position < rise else 9.0, trained=trained)
+        assert found.stopped == stopped  # few tokens vary by a nat by themselves: 1,024 within and 256 beyond do not
     with pytest.raises(RopeError, match="not a finite number"):
         measured(lambda position: float("nan") if position == 700 else 3.0)
 
@@ -142,6 +142,7 @@ def test_a_scaling_of_unknown_training_is_measured(tmp_path: Path) -> None:
     assert (measured["with_scaling"], trained_length_of(found.positions)) == (False, 256)
     assert measured["difference"] > 0
     assert "without the yarn scaling" in measured["sentence"]
+    assert (measured["length"], len(measured["scaled"])) == (256, 8)
     assert settle(tokens)[1] == measured  # from its ledger
     stated, nothing = settle(tokens, 1024)
     assert (nothing, trained_length_of(stated.positions)) == (None, 1024)

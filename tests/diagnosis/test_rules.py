@@ -241,9 +241,7 @@ def test_chance_is_corrected_for_the_number_of_methods() -> None:
     """24 of 48 exceed it for one method, not for the best of four."""
     yarn, plain = standing("yarn", 24), standing("plain", 7)
     assert yarn.beyond.p < 0.0025
-    assert works(
-        evidence(plain, yarn, control=36), "yarn"
-    )  # half of the control's share, corrected for guessing, is 24
+    assert works(evidence(plain, yarn, control=36), "yarn")  # it needs half of the control's share: 24 for 36
     assert not works(evidence(plain, dataclasses.replace(yarn, reached=(23, 48)), control=36), "yarn")
     many = [standing(name, 13) for name in ("ntk", "llama3", "dca")]
     assert yarn.beyond.p > 0.0025 / 4
@@ -262,11 +260,7 @@ def asked(*groups: list[int]) -> dict[str, Found]:
         (asked([0, 1, 0, 0]), "undecided None False None", "Within its trained length the model finds 2 of 4 facts: "),
         (asked(), "undecided None False None", "Within its trained length the model finds no facts: too few"),
         ({"trained": TARGET, **asked()}, "keep None True 4000", "It finds 16 of 20 facts (chance 5)."),
-        (
-            {"trained": TARGET},
-            "unfit weights True None",
-            "Its loss within 4,000 tokens is 3.00 nats per token, that of",
-        ),
+        ({"trained": TARGET}, "unfit weights True None", "Its loss within 4,000 tokens is 3.00 nats per token, that"),
     ],
 )
 def test_before_far_facts_count(changes: dict[str, Any], expected: str, said: str) -> None:
@@ -328,19 +322,13 @@ def test_gather() -> None:
     found = collected({"plain": [reading(5.0, none, beyond=2.0, control=8)], "yarn": [reading(5.25, every)],
                        "crop": [crop]})  # fmt: skip
     yarn, plain = found.standings["yarn"], found.standings["plain"]
-    assert (yarn.beyond.found, yarn.beyond.asked, yarn.near.found, yarn.near.asked) == (16, 16, 8, 8)
-    assert (plain.beyond.found, found.control.asked, found.control.found) == (0, 8, 0)
-    assert yarn.loss.value == pytest.approx(0.25)
-    assert plain.loss.value == pytest.approx(2.0)
-    assert yarn.cost.value == pytest.approx(0.25)
-    assert plain.cost is None
-    assert yarn.half.tokens is None  # it finds them to the end
+    assert (str(yarn.beyond), str(yarn.near), str(plain.beyond), str(found.control)) == (
+        "16 of 16", "8 of 8", "0 of 16", "0 of 8")  # fmt: skip
+    assert (yarn.loss.value, plain.loss.value, yarn.cost.value) == pytest.approx((0.25, 2.0, 0.25))
+    assert (plain.cost, yarn.half.tokens) == (None, None)  # it finds them to the end
     assert found.frequencies == pytest.approx(-1.0)
     more = found.rival("yarn", "plain")
-    less = found.rival("plain", "yarn")
-    assert (more.value, less.value) == (1.0, -1.0)
-    assert 0 < more.low < 1 < more.high < 2
-    assert (less.low, less.high) == pytest.approx((-more.high, -more.low))
+    assert 0 < more.low < more.value == 1 < more.high < 2
     broken = WindowReading(loss=tuple(5.0 if start < 128 else None for start, _ in BLOCKS), stopped=128)
     given_up = collected({"plain": [broken], "crop": [crop]}).standings["plain"]
     assert (given_up.broken, given_up.beyond, given_up.near, given_up.loss) == (True, None, None, None)
@@ -363,11 +351,9 @@ def test_what_counts() -> None:
     assert Mean.of([(np.ones(4), np.ones(4))]) == Mean(1.0, 1.0, 1.0)
     assert Mean.of([]) is None
     for groups in (1, 2):  # far ones; of one, nothing is said about their variance
-        few, one = (
-            dataclasses.replace(window(), facts=window().facts[: 4 * groups]),
-            [reading(5.0, [True] * 4 * groups)],
-        )
-        found = gather([few], {"plain": one, "yarn": one}, DESIGN)
+        few = [dataclasses.replace(window(), facts=window().facts[: 4 * groups])]
+        one = [reading(5.0, [True] * 4 * groups)]
+        found = gather(few, {"plain": one, "yarn": one}, DESIGN)
         assert (found.rival("yarn", "plain") is None, found.standings["yarn"].length) == (groups == 1, 64)
 
 
@@ -383,18 +369,6 @@ def test_intervals_cover(correlation: float, least: float) -> None:
     assert inside / runs >= least
 
 
-@pytest.mark.parametrize("windows", [1, 20])
-def test_half_is_recovered(windows: int) -> None:
-    """From the same curve: its interval holds it in 9 of 10 runs, and its lower end is below it in as many."""
-    random, runs = np.random.default_rng(2), 60
-    distances = np.tile(np.linspace(50, 1000, 24).astype(int), windows)
-    share = 0.25 + 0.6 / (1 + np.exp((distances - 600) / 40))
-    found = [Half.fit(distances.tolist(), (random.random(len(distances)) < share).tolist(), 1000) for _ in range(runs)]
-    assert sum(half.low <= 600 <= (half.high or 1000) for half in found) >= 0.9 * runs
-    assert 0.6 * runs < sum(half.sure <= 600 for half in found) >= 0.85 * runs
-    assert all(half.low <= half.sure <= (half.tokens or 1000) for half in found)
-
-
 def test_half_at_the_ends() -> None:
     distances = list(range(100, 996, 28))
     assert Half.fit(distances, [True] * len(distances), 1000).tokens is None
@@ -403,7 +377,6 @@ def test_half_at_the_ends() -> None:
 
 
 # --- the same rule, written once more from its description: benchmarks/rule_again.py
-
 
 CELLS = [one for one in rule_errors.cells() if "knows 30%" in one.name or "half 0.75" in one.name]
 
@@ -417,12 +390,9 @@ def test_the_second_rule_has_the_same_numbers(cell: rule_errors.Cell) -> None:
         for name, other in itertools.permutations(cell.methods, 2):
             one, apart = found.standings[name], found.rival(name, other)
             assert rule.far_hits(name).sum() == one.beyond.found
-            assert chance(rule.choices[name][:, : rule.far].reshape(-1, 4), one.beyond.found) == pytest.approx(
-                one.beyond.p
-            )
-            assert (one.half.tokens, one.half.low, one.half.high, one.half.sure) == pytest.approx(
-                rule.half(name), abs=1
-            )
+            groups = rule.choices[name][:, : rule.far].reshape(-1, 4)
+            assert one.beyond.p == pytest.approx(chance(groups, one.beyond.found))
+            assert dataclasses.astuple(one.half) == pytest.approx(rule.half(name), abs=1)
             assert (one.length, apart.low, apart.high) == pytest.approx((rule.length(name), *rule.apart(name, other)))
             for mean, mine in zip(filter(None, (one.loss, one.cost)), rule.limits(name), strict=True):
                 assert mine[0] == pytest.approx((mean.value, mean.low, mean.high))

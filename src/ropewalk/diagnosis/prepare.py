@@ -421,9 +421,8 @@ def _conclusion(rope: RopeConfig, length: int, scaled: list[float], unscaled: li
     """
     difference, interval = mean_and_interval([one - other for one, other in zip(scaled, unscaled, strict=True)])
     assert interval is not None
-    assert rope.scaling is not None
     with_scaling = None if interval[0] <= 0 <= interval[1] else interval[1] < 0
-    rule = rope.scaling.rope_type
+    rule = "" if rope.scaling is None else rope.scaling.rope_type
     trained = rope.scaled_length if with_scaling else rope.original_length
     said = f"scaled minus unscaled is {signed(difference, interval)} nats per token in windows of {length:,} tokens"
     if with_scaling is None:

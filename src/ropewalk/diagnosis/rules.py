@@ -78,15 +78,11 @@ def _finds(evidence: Evidence, name: str) -> bool:
 
 
 def _uses(evidence: Evidence, name: str) -> bool:
-    """Return whether a method finds more than chance, and its loss is measured to the end."""
-    one = evidence.standings[name]
-    return _beyond_chance(evidence, name) and not one.broken and one.loss is not None
-
-
-def _beyond_chance(evidence: Evidence, name: str) -> bool:
-    """Return whether a method finds more far facts than chance, at `LEVEL` shared among the compared methods."""
-    beyond, methods = evidence.standings[name].beyond, 1 if name == PLAIN else max(1, len(methods_of(evidence)))
-    return beyond is not None and beyond.exceeds_chance(LEVEL / methods)
+    """Return whether a method with a loss finds more than chance, at `LEVEL` shared among the compared methods."""
+    one, methods = evidence.standings[name], 1 if name == PLAIN else max(1, len(methods_of(evidence)))
+    if one.broken or one.beyond is None or one.loss is None:
+        return False
+    return one.beyond.exceeds_chance(LEVEL / methods)
 
 
 def floor(evidence: Evidence, asked: int) -> float:
@@ -336,7 +332,7 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     cell = "finds too few" if fails(evidence, name) or found < least else "not shown"
     if one.length <= evidence.trained and not fails(evidence, name):
         said = "it is not known how far back"
-    elif _beyond_chance(evidence, name) and one.length > evidence.trained and found < least:
+    elif _uses(evidence, name) and one.length > evidence.trained and found < least:
         ends = (math.ceil(asked * (CHANCE + end) / 2) for end in (evidence.control.low, evidence.control.high))
         half = f"half as well as nearby is {math.ceil(least)} ({' to '.join(map(str, ends))})"
         said = f"up to {one.length:,} tokens back {found} of {asked}, and {half}"
