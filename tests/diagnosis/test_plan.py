@@ -17,7 +17,7 @@ from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
 from ropewalk.diagnosis.plan import BROKEN, Design, Job, _read, _read_cropped, control_facts
-from ropewalk.diagnosis.prepare import settle_reading
+from ropewalk.diagnosis.prepare import _conclusion, settle_reading
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import trained_length_of, unsettled
@@ -141,7 +141,11 @@ def test_a_scaling_of_unknown_training_is_measured(tmp_path: Path) -> None:
     found, measured = settle(tokens)
     assert (measured["with_scaling"], trained_length_of(found.positions)) == (False, 256)
     assert measured["difference"] > 0
-    assert "without the yarn scaling" in measured["sentence"]
+    said = "The weights were trained without the yarn scaling to 256 tokens: scaled minus unscaled is +"
+    assert measured["sentence"].startswith(said)
+    for unscaled, said in (([2.0, 2.1], "The weights were trained with the yarn scaling to 1,024 tokens: "),
+                           ([1.0, 1.3], "It is open whether the weights were trained with the yarn ")):  # fmt: skip
+        assert _conclusion(scaled, 256, [1.0, 1.1], unscaled)["sentence"].startswith(said)
     assert (measured["length"], len(measured["scaled"])) == (256, 8)
     assert settle(tokens)[1] == measured  # from its ledger
     stated, nothing = settle(tokens, 1024)

@@ -30,14 +30,15 @@ from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.facts import Found, Teller
 from ropewalk.diagnosis.page import page_of
 from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_once, read_job
-from ropewalk.diagnosis.prepare import CPU_MINUTES, _texts
+from ropewalk.diagnosis.prepare import CPU_MINUTES, open_model
 from ropewalk.diagnosis.record import Diagnosis, restored
 from ropewalk.diagnosis.rules import Decision
 from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
-from tests.diagnosis.models import SAVED
+from tests.cli.doctor_runs import write_checkpoint
+from tests.diagnosis.models import ROPE, SAVED
 from tests.diagnosis.test_rules import found
 from tests.figures.pages import Page
 from tests.models.material import gguf_of
@@ -72,7 +73,7 @@ def opened_once(run: DoctorRun, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_saved_answer_about_tiny_is_reproduced(tmp_path: Path) -> None:
     """Its windows are drawn again, and its readings give its evidence and words. The text is the novel that `tiny`,
-    recognized by its weights, has not read; other models have passages of five texts."""
+    recognized by its weights, has not read."""
     shutil.copytree(find("tiny"), tmp_path / "tiny")
     run = prepare(tmp_path / "tiny", DoctorSettings(minutes=math.inf, state=tmp_path / "state"), False)
     run = dataclasses.replace(run, opened=dataclasses.replace(run.opened, model="tiny"))
@@ -93,8 +94,15 @@ def test_the_saved_answer_about_tiny_is_reproduced(tmp_path: Path) -> None:
         "llama3  finds less      40 of 64      10 of 32  +0.02 ±0.10  -0.03  engines",
     ]
     assert "\nIn engines: Not decided. The unchanged model finds 23 of 64" in str(saved)
-    texts = [(text.name, text.contents) for text in _texts(False, DoctorSettings(), run.opened.reader)]
-    assert texts == list(default_texts())
+
+
+def test_other_models_have_passages_of_five_texts(tmp_path: Path) -> None:
+    """Or the novel, if four times the trained length exceeds them. On a CPU they have ten minutes."""
+    model = write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=1024))
+    for trained, texts in ((None, default_texts()), (20_000, [read_text(None)])):
+        opened = open_model(model, DoctorSettings(trained_length=trained))
+        assert [(text.name, text.contents) for text in opened.texts] == [*texts]
+        assert (opened.trained, opened.minutes) == (trained or 1024, 10)
 
 
 def to_nine_digits(found: Diagnosis) -> Any:
@@ -207,6 +215,7 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
         def begin(self, description: str, tokens: int) -> None:
             self.begun += 1
             if self.begun == 5:
+                assert description == "[2/3] dca, window 2"
                 raise KeyboardInterrupt
 
     torch.set_num_threads(1)
@@ -403,6 +412,8 @@ def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
     found = late.measure(shown)
     assert found.evidence.windows == 1
     assert found.verdict.stopped == "minutes"
+    assert shown.lines[0].endswith("one window of 512 tokens under plain, dca, crop. The run ends when the answer is "
+                                   "settled, after at most 8 windows.")  # fmt: skip
     assert shown.lines[-1] == f"After 1 window: {found.verdict.headline}"
     clock = iter([0.0] * 3 + [1e6] * 1000)  # the time is over while the second window is read
     shown.lines.clear()
