@@ -1,4 +1,4 @@
-"""What benchmarks save of a run gives the doctor's evidence again; the second rule; the copies with a known reach."""
+"""What benchmarks save of a run gives the doctor's evidence again; drawn runs; the copies with a known reach."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import pytest
 import records
 import rule_errors
 import torch
-from rule_again import Rule, chance
+from rule_again import Rule
 
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.reader import Reader
-from ropewalk.diagnosis.evidence import gather
 from ropewalk.diagnosis.facts import Found
 from ropewalk.methods import METHODS, Reach
 from tests.diagnosis.models import random_ids, small_diagnosis, tiny_decoder
@@ -38,30 +37,6 @@ def test_essentials_give_the_decision_of_the_run() -> None:
     ]
     assert readings.keys() == found.readings.keys()
     assert all(of[0].loss == found.readings[name][0].loss for name, of in readings.items())
-
-
-def test_the_second_rule_has_the_same_counts_chances_and_means() -> None:
-    cell = next(one for one in rule_errors.cells() if "knows 30%" in one.name)
-    run = rule_errors.draw(cell, np.random.default_rng(0))
-    windows, readings = records.restored_essentials(run)
-    design = rule_errors.Design(trained_length=cell.trained, target=cell.target, windows=1)
-    evidence = gather(windows[:2], {name: of[:2] for name, of in readings.items()}, design)
-    rule, one = Rule(run, 2), evidence.standings["yarn"]
-    assert one.beyond is not None
-    assert rule.far_hits("yarn").sum() == one.beyond.found
-    assert chance(rule.choices["yarn"][:, : rule.far].reshape(-1, 4), one.beyond.found) == pytest.approx(one.beyond.p)
-    assert rule.found == evidence.control.found
-    for mean, mine in zip((one.loss, one.cost), rule.limits("yarn"), strict=True):
-        assert mean is not None
-        assert mine[0] == pytest.approx((mean.value, mean.low, mean.high))
-
-
-def test_the_second_rule_gives_the_same_answers() -> None:
-    """Settled or not, and on the other side of a limit."""
-    cells = [one for one in rule_errors.cells() if "costs" in one.name or "3 equal, half 9" in one.name]
-    measured = [rule_errors.measure(one.name, one, 2) for one in cells]
-    assert [differ for _, differ in measured] == [[]] * 4
-    assert sum(look["at_limit"] for one, _ in measured for look in one["looks"]) > 0
 
 
 def test_a_cell_has_its_share_variance_and_window() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope.config import RopeConfig
 
+SAVED = Path(__file__).parents[2] / "benchmarks" / "results" / "doctor-terminal.json"  # of `ropewalk doctor tiny`
 ROPE = RopeConfig(8, interleaved=False, max_position_embeddings=16)
 
 

@@ -73,7 +73,7 @@ def placed(window: int, length: int, starts: list[int]) -> MapWindow:
 def blind(seed: int, **changes: Any) -> DepthMap:
     """A map of random answers: eight windows of 4,000 and 8,000 tokens, the trained length."""
     random = np.random.default_rng(seed)
-    windows = tuple(placed(n, length, [20, *range(200, length - 50, length // 8)])
+    windows = tuple(placed(n, length, [20, *range(150, length - 50, length // 8)])
                     for n, length in enumerate([4000] * 4 + [8000] * 4))  # fmt: skip
     answers = tuple(tuple(map(tuple, random.normal(size=(len(window.facts), GROUP)).tolist())) for window in windows)
     fields: dict[str, Any] = {
@@ -116,9 +116,17 @@ def test_cells_are_counts_of_the_answers(found: DepthMap) -> None:
             assert sum(cell.asked for row in cells for cell in row) == sum(len(window.facts) for window in one.windows)
 
 
-@pytest.mark.parametrize(("kind", "target", "rows"), [("words", 8000, 5), ("numbers", 8000, 5), ("numbers", 600, 3)])
-def test_whole_groups_lie_in_one_row(kind: str, target: int, rows: int) -> None:
-    """With their last token; each row of a length has as many, and the first tokens of long texts have some."""
+@pytest.mark.parametrize(
+    ("kind", "target", "rows", "windows"),
+    [
+        ("words", 8000, 5, {8000: 1, 6000: 2, 4000: 2, 2000: 4}),
+        ("numbers", 8000, 5, {8000: 2, 6000: 4, 4000: 4, 2000: 4}),  # of a group in each row
+        ("numbers", 600, 3, {600: 4, 450: 12, 300: 12}),  # the shorter ones with a group in one of three rows
+    ],
+)
+def test_whole_groups_lie_in_one_row(kind: str, target: int, rows: int, windows: dict[int, int]) -> None:
+    """With their last token. As many tokens are read as the target has, and about 16 facts lie in each row of a length;
+    the first tokens of long texts have some."""
     tokenizer = rw.load("tiny").tokenizer
     assert tokenizer is not None
     opened: Any = SimpleNamespace(
@@ -135,11 +143,12 @@ def test_whole_groups_lie_in_one_row(kind: str, target: int, rows: int) -> None:
             (row,) = {[low <= one.start and one.end <= high for low, high in bands].index(True) for one in group}
             assert len({one.group for one in group}) == 1
             groups.setdefault(window.length, Counter())[row] += 1
-    assert list(groups) == sorted(groups, reverse=True)
-    for length, counts in groups.items():
-        assert sum(window.length == length for window, _ in filled) >= round(target / length)
-        assert min(counts[row] for row in range(len(bands))) >= 1
-        assert len({counts[row] for row in range(len(bands))[-rows:]}) == 1
+        assert not any(fact.far for fact in window.facts)
+    assert list(groups) == list(windows)
+    assert Counter(window.length for window, _ in filled) == windows
+    for counts in groups.values():
+        assert 1 <= counts[0] <= 4
+        assert {counts[row] for row in range(len(bands))[-rows:]} in ({3}, {4})
 
 
 def test_tiny_falls_beyond_its_trained_length(found: DepthMap) -> None:
@@ -162,11 +171,20 @@ def test_place_is_told_from_distance() -> None:
         return tuple(float(choice == chosen) for choice in range(4))
 
     answers = tuple(tuple(answer(window, fact) for fact in window.facts) for window in made.windows)
-    said = "\n".join(dataclasses.replace(made, answers={"plain": answers}).sentences)
-    assert "texts up to 4,000 tokens: it finds 4 of 16 facts in the first 150 tokens, and 128 of 128 later" in said
-    assert "at most 4,000 tokens back: 128 of 128 in texts of that length, 16 of 64 in longer ones" in said
-    within = "\n".join(blind(0).sentences)  # 4,000 is less than the trained length
-    assert "longer ones" not in within
+    made = dataclasses.replace(made, answers={"plain": answers})
+    assert made.sentences == [
+        "plain, texts up to 4,000 tokens: it finds 4 of 16 facts in the first 150 tokens, and 128 of 128 later.",
+        "plain, at most 4,000 tokens back: 128 of 128 in texts of that length, 16 of 64 in longer ones; farther back "
+        "20 of 80.",
+    ]
+    assert made.headline == "In texts longer than 4,000 tokens, plain finds 36 of 144 facts."
+    assert made.by_length("plain") == "132 of 144 up to 4,000 tokens, 36 of 144 beyond"
+    assert made.table("plain")[0][1:] == ["4,000", "8,000*"]
+    within = blind(0)  # 4,000 is less than the trained length
+    every = f"{within.found('plain', lambda *_: True)}"
+    assert within.headline == f"In texts of up to 8,000 tokens, plain finds {every} facts."
+    assert within.by_length("plain") == f"{every} up to 8,000 tokens"
+    assert "longer" not in f"{within.sentences} {within.terms}"
 
 
 def test_a_stopped_map_resumes(small: tuple[DepthMap, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

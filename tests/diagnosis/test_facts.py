@@ -20,12 +20,10 @@ from ropewalk.diagnosis.facts import (
     NUMBERS,
     WORDS,
     Filled,
-    Found,
     Kind,
     Layout,
     Teller,
     Wording,
-    chance_of,
     ids_after,
 )
 from ropewalk.diagnosis.plan import Text
@@ -33,7 +31,6 @@ from ropewalk.diagnosis.prepare import open_model, plan_of
 from ropewalk.diagnosis.run import prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
-from ropewalk.statistics import binomial_interval
 
 STORY = "The old man went to the sea again. He had no luck, and said so! Did he fish? " * 900
 
@@ -220,6 +217,8 @@ def test_facts_are_put_as_the_text_is(language: str, kind: str) -> None:
         ("Uma noite destas, vindo da cidade, encontrei um rapaz aqui do bairro, que eu conheço. " * 50, "english"),
         ("En un lloc de la Manxa, el nom del qual no vull recordar, vivia un gentilhome de llança. " * 50, "english"),
         ("吾輩は猫である。名前はまだ無い。" * 50, "english"),  # Japanese
+        (TURN + STORY[:2000], "english"),  # a single turn is no chat
+        ("{};\n" * 7000 + TEXTS["german"][0][:22_000] + "{};\n" * 7000, "german"),  # its middle tells
         ("", "english"),
         *((text, "code" if "python" in name else "english") for name, text in default_texts()),
     ],
@@ -237,51 +236,16 @@ def test_a_tokenizer_that_adds_a_beginning() -> None:
     assert decode(ids_after(with_bos, " 482")) == " 482"
 
 
+@pytest.mark.parametrize(("target", "far", "near"), [(4000, 16, 8), (10_000, 32, 12), (16_384, 48, 20)])
+def test_facts_are_six_percent_of_a_window(target: int, far: int, near: int) -> None:
+    """7 of 10 are far ones; at least 16 and 8, at most 48 and 20. Within the trained length all are near."""
+    for trained, of_far in ((target // 2, far), (target, 0)):
+        layout = Layout.choose(trained, target, size=12, question=12)
+        assert (layout.far, [count for *_, count in layout.bands]) == (of_far, [of_far, near])
+
+
 def test_too_short() -> None:
     with pytest.raises(RopeError, match="too few tokens for facts"):
         Layout.choose(1000, 1040, size=12, question=12)
     with pytest.raises(RopeError, match="too few names"):
         Teller(NUMBERS, lambda text: [0] * (int.from_bytes(text.encode(), "little") % 997), decode)
-
-
-def test_the_distribution_by_chance_is_that_of_all_assignments() -> None:
-    """The oracle counts over the assignments of both groups at once."""
-    groups = [(0, 0, 1, 3), (2, 2, 2, 2)]
-    counted = np.zeros(9)
-    for one, other in itertools.product(itertools.permutations(range(4)), repeat=2):
-        hits = sum(a == b for a, b in zip(groups[0] + groups[1], one + other, strict=True))
-        counted[hits] += 1
-    assert np.allclose(chance_of(groups), counted / counted.sum())
-
-
-@pytest.mark.parametrize("habit", ["uniform", "first", "latest", "copies"])
-def test_a_blind_model_exceeds_chance_no_more_often_than_stated(habit: str) -> None:
-    """Whatever its habits: it knows the questions and the choices, but not which name has which value."""
-    random, level, runs, over, shares = np.random.default_rng(3), 0.01, 1000, 0, []
-    for _ in range(runs):
-        groups = []
-        for _ in range(6):
-            if habit == "uniform":
-                answers = random.integers(0, 4, 4)
-            elif habit == "first":
-                answers = np.zeros(4, dtype=int)
-            elif habit == "latest":
-                answers = np.full(4, random.integers(0, 4))
-            else:  # all questions of a window get one answer or another
-                answers = np.array([0, 1, 2, 3]) if random.random() < 0.5 else np.array([1, 1, 1, 0])
-            truth = random.permutation(4)
-            groups.append([int(np.flatnonzero(truth == answer)[0]) for answer in answers])
-        found = Found.of(groups, confidence=0.995)
-        over += found.exceeds_chance(level)
-        shares.append(found.share)
-    assert abs(np.mean(shares) - 0.25) < 0.02
-    assert over <= level * runs + 3 * np.sqrt(level * runs)
-
-
-def test_the_interval_of_a_share() -> None:
-    """Each end is the share at which the tail probability is half of what remains (checked by summing the tail)."""
-    low, high = binomial_interval(25, 48, confidence=0.98)
-    for share, tail in ((low, range(25, 49)), (high, range(26))):
-        chances = [math.comb(48, count) * share**count * (1 - share) ** (48 - count) for count in tail]
-        assert sum(chances) == pytest.approx(0.01)
-    assert (binomial_interval(0, 48, confidence=0.98)[0], binomial_interval(48, 48, confidence=0.98)[1]) == (0.0, 1.0)

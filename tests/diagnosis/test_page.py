@@ -21,7 +21,7 @@ from ropewalk.figures.report import share_by_distance, strip_text
 from ropewalk.figures.style import RED, WIDE
 from ropewalk.serving.engines import ENGINES
 from tests.cli.doctor_runs import run_command
-from tests.diagnosis.models import small_diagnosis
+from tests.diagnosis.models import SAVED, small_diagnosis
 from tests.figures.pages import Page
 
 DRAWN: dict[str, list[bytes]] = {}
@@ -42,6 +42,14 @@ def _drawn_once(monkeypatch: pytest.MonkeyPatch, draw: Any = page_module._drawn)
         return DRAWN[key]
 
     monkeypatch.setattr(page_module, "_drawn", drawn)
+
+
+def test_the_steps_that_follow() -> None:
+    """The command that applies the answer, or else the one that may decide; both in words and in full."""
+    one = Verdict(action="extend", headline="Extend.", command="a", python="b", next="c", next_sentence="More may.")
+    assert one.steps == ["More may.", "c", "Next:", "a", "\nOr in Python:", "b"]
+    assert dataclasses.replace(one, command=None, python=None, next_sentence=None).steps == ["Next:", "c"]
+    assert dataclasses.replace(one, next=None, python=None, next_sentence=None).steps == ["Next:", "a"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +168,13 @@ def test_a_loss_beyond_its_limit_is_red(found: Diagnosis) -> None:
 
 
 def test_titles_are_the_finding(found: Diagnosis) -> None:
-    """What the best methods and plain find."""
+    """What the best methods and plain find, and which predict the text worse than the limits allow."""
+    said = [picture.said for picture in pictures_of(Diagnosis.read(SAVED))]
+    assert said == [
+        "dca and llama3 find facts to the end, plain no more than chance may. Found: dca 51 of 64; llama3 40 of 64; "
+        "yarn 52 of 64; plain 23 of 64. Chance is one in four.",
+        "yarn predicts the text worse than the limits allow",
+    ]
     title = pictures_of(found)[0].draw(WIDE).get_suptitle().replace("\n", " ")
     assert title.startswith(found.ranked[0].method)
     assert title.endswith("and plain find no more than chance may")

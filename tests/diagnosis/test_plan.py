@@ -17,7 +17,7 @@ from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
 from ropewalk.diagnosis.plan import BROKEN, Design, Job, _read, _read_cropped, control_facts
-from ropewalk.diagnosis.prepare import settle_reading
+from ropewalk.diagnosis.prepare import _conclusion, settle_reading
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import trained_length_of, unsettled
@@ -55,12 +55,13 @@ class StandIn:
         return [[0.0, -1.0, -1.0, -1.0] for _ in questions]
 
 
-def measured(loss: Any, method: str = "plain", levels: dict[int, float] | None = None) -> tuple[Any, StandIn]:
+def measured(
+    loss: Any, method: str = "plain", level: float | None = None, trained: int = TRAINED
+) -> tuple[Any, StandIn]:
     """What `_read` makes of a stand-in."""
-    reader = StandIn(loss)
-    job = Job.of(method, 0, "key", TARGET)
-    found = _read(reader, TOLD, DESIGN, job, {} if levels is None else levels, lambda tokens: None)  # type: ignore[arg-type]
-    return found, reader
+    reader: Any = StandIn(loss)
+    design, levels = dataclasses.replace(DESIGN, trained_length=trained), {} if level is None else {0: level}
+    return _read(reader, TOLD, design, Job.of(method, 0, "key", TARGET), levels, lambda tokens: None), reader
 
 
 def test_blocks_are_means_of_the_counted_tokens() -> None:
@@ -81,12 +82,14 @@ def test_blocks_are_means_of_the_counted_tokens() -> None:
 def test_a_reading_whose_loss_breaks_down_is_given_up() -> None:
     """After the trained length the loss rises: the rest is not computed, and no answer counts."""
     found, _ = measured(lambda position: 3.0 if position < 3000 else 3.2 + BROKEN)
-    assert found.stopped is not None
-    assert 3000 < found.stopped < TARGET
+    assert found.stopped == 3601  # after the first 200 tokens of which the last 512 are worse by a nat
     assert found.answers == ()
     assert found.loss[-1] is None
     kept, _ = measured(lambda position: 3.0 if position < 3000 else 2.8 + BROKEN)
     assert kept.stopped is None
+    for trained, rise, stopped in ((1023, 3000, None), (1024, 3000, 3201), (2345, 2345, 2601)):
+        found, _ = measured(lambda position, rise=rise: 3.0 if position < rise else 9.0, trained=trained)
+        assert found.stopped == stopped  # few tokens vary by a nat by themselves: 1,024 within and 256 beyond do not
     with pytest.raises(RopeError, match="not a finite number"):
         measured(lambda position: float("nan") if position == 700 else 3.0)
 
@@ -103,7 +106,7 @@ def test_a_text_that_varies_by_itself_is_no_breakdown() -> None:
 
 def test_a_method_that_is_worse_from_the_start_is_given_up() -> None:
     """Compared with plain's level within the trained length of the same window, if that is known."""
-    found, _ = measured(lambda position: 3.2 + BROKEN, "pi", {0: 3.0})
+    found, _ = measured(lambda position: 3.2 + BROKEN, "pi", 3.0)
     assert found.stopped is not None
     assert found.stopped < TRAINED + 400
     alone, _ = measured(lambda position: 3.2 + BROKEN, "pi")
@@ -138,9 +141,15 @@ def test_a_scaling_of_unknown_training_is_measured(tmp_path: Path) -> None:
     found, measured = settle(tokens)
     assert (measured["with_scaling"], trained_length_of(found.positions)) == (False, 256)
     assert measured["difference"] > 0
-    assert "without the yarn scaling" in measured["sentence"]
+    said = "The weights were trained without the yarn scaling to 256 tokens: scaled minus unscaled is +"
+    assert measured["sentence"].startswith(said)
+    for unscaled, said in (([2.0, 2.1], "The weights were trained with the yarn scaling to 1,024 tokens: "),
+                           ([1.0, 1.3], "It is open whether the weights were trained with the yarn ")):  # fmt: skip
+        assert _conclusion(scaled, 256, [1.0, 1.1], unscaled)["sentence"].startswith(said)
+    assert (measured["length"], len(measured["scaled"])) == (256, 8)
     assert settle(tokens)[1] == measured  # from its ledger
     stated, nothing = settle(tokens, 1024)
     assert (nothing, trained_length_of(stated.positions)) == (None, 1024)
     with pytest.raises(RopeError, match="the text is too short"):
-        settle(tokens[:20])
+        settle(tokens[:31])
+    assert settle(tokens[:32])[1]["length"] == 16

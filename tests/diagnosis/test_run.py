@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -23,17 +24,22 @@ from ropewalk.checkpoints.opening import as_transformers
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import default_texts, novel, read_text
 from ropewalk.cli.doctor import print_diagnosis
+from ropewalk.diagnosis import prepare as prepare_module
 from ropewalk.diagnosis import run as run_module
 from ropewalk.diagnosis.evidence import choice
+from ropewalk.diagnosis.facts import Found, Teller
 from ropewalk.diagnosis.page import page_of
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_once
-from ropewalk.diagnosis.prepare import CPU_MINUTES, _texts
+from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_once, read_job
+from ropewalk.diagnosis.prepare import CPU_MINUTES, open_model
 from ropewalk.diagnosis.record import Diagnosis, restored
 from ropewalk.diagnosis.rules import Decision
 from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, prepare
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
+from tests.cli.doctor_runs import write_checkpoint
+from tests.diagnosis.models import ROPE, SAVED
+from tests.diagnosis.test_rules import found
 from tests.figures.pages import Page
 from tests.models.material import gguf_of
 
@@ -65,27 +71,43 @@ def opened_once(run: DoctorRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "open_model", opened)
 
 
-def test_the_answer(answer: Diagnosis) -> None:
-    assert (answer.verdict.action, answer.verdict.method) == ("extend", "dca")
-    assert answer.verdict.length > 256
-    found = answer.evidence.standings["dca"].beyond
-    assert found.share > 0.4
-    assert f"It finds {found.found} of {found.asked} facts told more than 256 tokens earlier" in str(answer)
-    assert answer.looks[-1].windows == len(answer.windows) == answer.evidence.windows
-    assert [look.windows for look in answer.looks] == [1, 2, 4, 8][: len(answer.looks)]
-    assert answer.environment["library"].startswith("transformers")
-    assert "whale" in answer.verdict.sentence
-    assert answer.verdict.command.splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
-
-
-def test_the_texts_without_text(tmp_path: Path) -> None:
-    """Passages of five texts; for `tiny`, recognized by its weights, the novel that it has not read."""
-    shutil.copytree(find("tiny"), tmp_path / "copy")
-    run = prepare(tmp_path / "copy", DoctorSettings(target=512, windows=1, state=tmp_path / "state"), False)
+def test_the_saved_answer_about_tiny_is_reproduced(tmp_path: Path) -> None:
+    """Its windows are drawn again, and its readings give its evidence and words. The text is the novel that `tiny`,
+    recognized by its weights, has not read."""
+    shutil.copytree(find("tiny"), tmp_path / "tiny")
+    run = prepare(tmp_path / "tiny", DoctorSettings(minutes=math.inf, state=tmp_path / "state"), False)
+    run = dataclasses.replace(run, opened=dataclasses.replace(run.opened, model="tiny"))
     assert [(text.name, text.contents) for text in run.opened.texts] == [read_text(None)]
-    assert run.plan.distinct == (PLAIN, "yarn", "llama3", "dca", CROP)
-    texts = [(text.name, text.contents) for text in _texts(False, DoctorSettings(), run.opened.reader)]
-    assert texts == list(default_texts())
+    assert run.opened.targets == [1024, 768, 512, 384]  # 1.25 times 256 has no room for facts
+    saved = Diagnosis.read(SAVED)
+    for job in run.due(len(saved.windows), run.plan.distinct):
+        one = saved.readings[job.method][job.window]
+        run.ledger.add(job.key, dataclasses.asdict(one))
+        if job.method in (PLAIN, CROP) and job.window == 2:  # the model, too, computes the same
+            again = read_job(run.opened.reader, run.plan, job, {}, lambda tokens: None)
+            np.testing.assert_allclose(*(np.array(loss, dtype=float) for loss in (again["loss"], one.loss)), atol=1e-3)
+            assert [*map(choice, again["answers"])] == [*map(choice, one.answers)]
+            assert again["control"].keys() == one.control.keys()
+    assert to_nine_digits(run.measure(False)) == to_nine_digits(saved)
+    assert saved.table().splitlines()[1:3] == [
+        "dca     chosen          51 of 64      16 of 32  -0.02 ±0.08  0.00   Python",
+        "llama3  finds less      40 of 64      10 of 32  +0.02 ±0.10  -0.03  engines",
+    ]
+    assert "\nIn engines: Not decided. The unchanged model finds 23 of 64" in str(saved)
+
+
+def test_other_models_have_passages_of_five_texts(tmp_path: Path) -> None:
+    """Or the novel, if four times the trained length exceeds them. On a CPU they have ten minutes."""
+    model = write_checkpoint(tmp_path / "model", dataclasses.replace(ROPE, max_position_embeddings=1024))
+    for trained, texts in ((None, default_texts()), (20_000, [read_text(None)])):
+        opened = open_model(model, DoctorSettings(trained_length=trained))
+        assert [(text.name, text.contents) for text in opened.texts] == [*texts]
+        assert (opened.trained, opened.minutes) == (trained or 1024, 10)
+
+
+def to_nine_digits(found: Diagnosis) -> Any:
+    content = dataclasses.replace(found, environment={}).to_json()
+    return json.loads(json.dumps(content), parse_float=lambda number: round(float(number), 9))
 
 
 def answers(run: DoctorRun, answer: Diagnosis, model: object, engine: str | None = "python") -> Diagnosis:
@@ -103,6 +125,7 @@ def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
     assert answer.verdict.beside is None  # for Python, which runs every method
     assert (anywhere.action, anywhere.method, anywhere.engine) == ("extend", "dca", "python")
     assert anywhere.headline.endswith(" tokens, in Python.")
+    assert answer.verdict.command.splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
     assert (anywhere.beside.action, anywhere.beside.engine) == ("keep", None)
     assert anywhere.beside.length < anywhere.length
     assert (vllm.action, vllm.engine, vllm.length) == ("keep", "vllm", anywhere.beside.length)
@@ -192,6 +215,7 @@ def test_numbers_do_not_depend_on_workers_or_stops(answer: Diagnosis, tmp_path: 
         def begin(self, description: str, tokens: int) -> None:
             self.begun += 1
             if self.begun == 5:
+                assert description == "[2/3] dca, window 2"
                 raise KeyboardInterrupt
 
     torch.set_num_threads(1)
@@ -223,12 +247,7 @@ def test_plain_holds_within_its_real_length(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("opened_once")
 @pytest.mark.parametrize(
-    ("engine", "minutes", "methods"),
-    [
-        (None, None, ("yarn", "llama3", "dca")),
-        ("vllm", None, ("yarn", "llama3", "ntk")),
-        (None, 1.25, ("yarn", "llama3")),
-    ],
+    ("engine", "minutes", "methods"), [("vllm", None, ("yarn", "llama3", "ntk")), (None, 1.25, ("yarn", "llama3"))]
 )
 def test_three_methods_are_compared(
     engine: str | None, minutes: float | None, methods: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -258,6 +277,10 @@ def test_the_best_of_many_is_measured_once_more(tmp_path: Path) -> None:
         0,
     ]
     assert len(found.readings[best]) == many
+    del run.ledger[run.plan.key(best, many)]  # a text without a further window
+    design, shown = dataclasses.replace(run.plan.design, windows=many), Lines()
+    plan = dataclasses.replace(run.plan, design=design, filled=run.plan.filled[:many])
+    assert "In a fresh window" not in str(dataclasses.replace(run, plan=plan).measure(shown))
 
 
 class Lines(SilentProgress):
@@ -282,16 +305,58 @@ def test_the_minutes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("opened_once")
+def test_what_is_left_after_the_last_look(tmp_path: Path) -> None:
+    """No command asks for methods that were measured; more windows, if the text has some, else more text."""
+
+    def planned(methods: str, windows: int | None = None) -> DoctorRun:
+        settings = DoctorSettings(text=TEXT, methods=methods, windows=windows, target=512, state=tmp_path)
+        return prepare("tiny", settings, False)
+
+    assert planned("yarn")._next(8, None) == (None, "Other --methods may work.")
+    run = planned("all")
+    assert run._next(8, None) == (None, "Every method was measured; other texts may decide.")
+    design = dataclasses.replace(run.plan.design, windows=4)
+    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, design=design))
+    thousands = math.ceil(8 * 512 * 60 / len(run.plan.texts[0].tokens))
+    assert run._next(4, None) == (None, f"More text may decide: about {thousands},000 characters hold 8 windows.")
+    command, said = planned("yarn", windows=2)._next(2, None)
+    assert said == "More windows of the same text may decide."
+    assert planned("yarn", windows=10).looks == (1, 2, 4, 8, 10)
+    assert "resume=True" in command
+    assert "windows" not in command
+
+
+@pytest.mark.usefixtures("opened_once")
+def test_the_minutes_that_may_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the next look, a minute more than estimated; more than were too few, and no fewer than were given."""
+    monkeypatch.setattr(Pace, "seconds", lambda _, jobs: 17.0 * len(jobs))  # three jobs in a window
+    for minutes, count, stopped, enough in ((math.inf, 1, "minutes", 3), (5.0, 1, "minutes", 6), (5.0, 1, "Ctrl-C", 5),
+                                            (1.5, 4, "Ctrl-C", 8), (1.5, 8, "Ctrl-C", 8)):  # fmt: skip
+        settings = DoctorSettings(text=TEXT, target=512, methods="yarn", minutes=minutes, state=tmp_path)
+        command, said = prepare("tiny", settings, False, clock=lambda: 0.0)._next(count, stopped)
+        assert said == f"About {enough} minutes in all may decide."
+        assert f"minutes={enough}.0" in command
+
+
 @pytest.mark.parametrize(
-    ("methods", "sentence"), [("yarn", "Other --methods may work."), ("all", "Every method was measured")]
-)
-def test_what_is_left_after_the_last_look(methods: str, sentence: str, tmp_path: Path) -> None:
-    """No command asks for methods that were measured."""
-    planned = prepare("tiny", DoctorSettings(text=TEXT, methods=methods, target=512, state=tmp_path), False)
-    command, said = planned._next(8, None)
-    assert command is None
-    assert said is not None
-    assert said.startswith(sentence)
+    ("numbers", "words", "kind"),
+    [(23, 32, "numbers"), (22, 32, "numbers"), (12, 32, "words"), (8, 18, "words"), (8, 8, "numbers"),
+     (14, 8, "numbers"), (None, 14, "words")],
+)  # fmt: skip
+def test_the_kind_of_facts(
+    numbers: int | None, words: int, kind: str, run: DoctorRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers if seven of ten are found, or if they serve and words are not shown better; None: no room for four."""
+    counts = {"numbers": numbers, "words": words}
+
+    def nearby(_: Any, teller: Teller, *__: Any) -> Found:
+        count = counts[teller.kind.name]
+        return found(count or 0, 0 if count is None else 32)
+
+    monkeypatch.setattr(prepare_module, "_found_nearby", nearby)
+    opened = run.opened
+    made = prepare_module._teller(opened.reader, opened.reader.tokenizer, opened.texts, 256, opened.settings)
+    assert made.kind.name == kind
 
 
 def test_a_text_that_is_too_short_names_what_would_do(tmp_path: Path) -> None:
@@ -307,7 +372,10 @@ def test_a_text_that_is_too_short_names_what_would_do(tmp_path: Path) -> None:
     run = prepare("tiny", DoctorSettings(text=[("a", words)], state=tmp_path), False)
     assert 256 < int(least) <= run.plan.design.target < int(least) + 9
     run = prepare("tiny", DoctorSettings(text=SHORT, target=1024, methods="dca", state=tmp_path), False)
-    assert any("characters" in note for note in run.notes)
+    assert re.fullmatch(
+        r"The text holds 1 window with 16 far facts, too few for most answers; 2 windows need about \d,000 characters.",
+        run.notes[-1],
+    )
 
 
 def test_the_command_of_another_run() -> None:
@@ -344,6 +412,8 @@ def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
     found = late.measure(shown)
     assert found.evidence.windows == 1
     assert found.verdict.stopped == "minutes"
+    assert shown.lines[0].endswith("one window of 512 tokens under plain, dca, crop. The run ends when the answer is "
+                                   "settled, after at most 8 windows.")  # fmt: skip
     assert shown.lines[-1] == f"After 1 window: {found.verdict.headline}"
     clock = iter([0.0] * 3 + [1e6] * 1000)  # the time is over while the second window is read
     shown.lines.clear()
@@ -354,6 +424,13 @@ def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
         f"After 1 window: {found.verdict.headline} More windows follow.",
         f"Out of time after 1 window: {found.verdict.headline}",
     ]
+    # the second window takes ten times as long as estimated, so two more would take 400 seconds of the 100 left
+    pace = Pace(20 / Pace(1.0, 0.0).seconds(run.plan.due(1, run.plan.distinct)), 0.0)
+    for key in [key for key in run.ledger if key.endswith("/1")]:
+        del run.ledger[key]
+    opened = dataclasses.replace(run.opened, pace=pace, clock=lambda: run.opened.began + 200.0 * (len(run.ledger) == 6))
+    found = dataclasses.replace(run, opened=opened).measure(False)
+    assert (found.evidence.windows, found.verdict.stopped) == (2, "minutes")
 
 
 def test_the_last_job_has_every_core() -> None:

@@ -165,13 +165,13 @@ def cell_text(found: Found) -> str:
     return said if not said or found.exceeds_chance(UNCERTAIN) else f"({said})"
 
 
-def lengths_of(trained: int, target: int, least: int = 1) -> tuple[int, ...]:
+def lengths_of(trained: int, target: int, least: int) -> tuple[int, ...]:
     """Return a map's lengths: the quarters of the target, with the trained length in place of the nearest shorter one.
 
     Lengths below `least` are left out.
 
-    >>> lengths_of(8192, 16384), lengths_of(8192, 9000), lengths_of(256, 512, least=150)
-    ((4096, 8192, 12288, 16384), (2250, 4500, 8192, 9000), (256, 384, 512))
+    >>> lengths_of(8192, 16384, 4096), lengths_of(8192, 9000, 1), lengths_of(600, 600, 151)
+    ((4096, 8192, 12288, 16384), (2250, 4500, 8192, 9000), (300, 450, 600))
     """
     quarters = [target * part // LENGTHS for part in range(1, LENGTHS + 1)]
     if trained < target:
@@ -267,11 +267,8 @@ def depth_map(
 
     with ledger.at_work(), shown("doctor", progress) as display:
         spans = f"{windows[-1][0].length:,} to {target:,} tokens under {', '.join(methods)}"
-        notes, about = (
-            resumed(ledger),
-            f"about {duration(opened.pace.seconds(jobs))}: {counted(len(windows), 'window')}",
-        )
-        for note in [*notes, f"The map takes {about} of {spans}."]:
+        notes, time = resumed(ledger), duration(opened.pace.seconds(jobs))
+        for note in [*notes, f"The map takes about {time}: {counted(len(windows), 'window')} of {spans}."]:
             say(display, note)
         due = [job for job in jobs if job.key not in ledger]
         try:

@@ -48,7 +48,7 @@ class Mean:
         >>> Mean.of([(np.array([0.1, 0.2, 0.1, 0.2]), np.full(4, 64.0))]).value
         0.15000000000000002
         """
-        if not sum(float(weights.sum()) for _, weights in windows):
+        if not windows:
             return None
         values, weights = (np.concatenate(parts) for parts in zip(*windows, strict=True))
         mean, count = float(np.average(values, weights=weights)), len(values)
@@ -94,7 +94,7 @@ class Half:
         fitted = np.exp(yes[int(likelihood.argmax()), parts].reshape(-1, GROUP).astype(np.float64))
         apart = hit.reshape(-1, GROUP).sum(1) - fitted.sum(1)
         chi_squared = (apart**2 / np.maximum((fitted * (1 - fitted)).sum(1), LEAST_VARIANCE)).sum()
-        free = max(1, len(apart) - 3)
+        free = len(apart) - 3
         spread = min(max(1.0, float(chi_squared) / free), MOST_SPREAD)
         profile = likelihood.reshape(len(halves), -1).max(1)
         fall = 2 * (profile.max() - profile) / spread
@@ -113,13 +113,13 @@ class Half:
     def length(self, trained: int, target: int) -> int:
         """Return the length that is promised: `sure`, rounded down to an eighth of the trained length.
 
-        At least the trained length, at most the target. The target, if the best fit goes on to the farthest fact, and
-        `sure` lies in the last eighth before the target.
+        At least the trained length. The target, if the best fit goes on to the farthest fact, and `sure` lies in the
+        last eighth before the target.
         """
-        step = max(1, trained // 8)
+        step = trained // 8
         if self.tokens is None and self.sure >= target - step:
             return target
-        return max(trained, min(target, self.sure // step * step))
+        return max(trained, self.sure // step * step)
 
 
 @cache
@@ -131,7 +131,7 @@ def _curves() -> tuple[Floats, npt.NDArray[np.float32], npt.NDArray[np.float32]]
     halves = np.arange(161) / 128
     grids = halves, 1 / np.array([128, 64, 32, 16, 8]), np.linspace(CHANCE, 0.99, 20)
     half, width, level = (one.reshape(-1, 1) for one in np.meshgrid(*grids, indexing="ij"))
-    fallen = 1 / (1 + np.exp(np.clip((np.arange(PARTS + 1) / PARTS - half) / width, -40, 40)))
+    fallen = 1 / (1 + np.exp((np.arange(PARTS + 1) / PARTS - half) / width))
     shares = CHANCE + (level - CHANCE) * fallen
     return halves, np.log(shares).astype(np.float32), np.log(1 - shares).astype(np.float32)
 
@@ -174,9 +174,12 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Rival(Mean):
+class Rival:
     """The share of far facts that `method` finds less the share that `other` finds, with its interval."""
 
+    value: float
+    low: float
+    high: float
     method: str
     other: str
 
@@ -218,15 +221,12 @@ def gather(windows: Sequence[Window], readings: Mapping[str, Sequence[WindowRead
 
     def apart(name: str, other: str, part: npt.NDArray[np.bool_]) -> Mean | None:
         pairs = zip(losses[name], losses.get(other, ()), counted, strict=False)
-        used = [
-            (mine - theirs, tokens, part & np.isfinite(mine - theirs) & (tokens > 0)) for mine, theirs, tokens in pairs
-        ]
+        used = [(mine - theirs, tokens, part & np.isfinite(mine - theirs)) for mine, theirs, tokens in pairs]
         return Mean.of([(values[both], tokens[both]) for values, tokens, both in used if both.any()])
 
     def mean_within(name: str) -> float:
-        tokens = counted[: len(losses[name])]
-        used = inside & (tokens > 0)
-        return float(np.average(losses[name][used], weights=tokens[used]))
+        used = inside & np.isfinite(losses[name])
+        return float(np.average(losses[name][used], weights=counted[: len(used)][used]))
 
     standings, right = {}, dict[str, dict[tuple[int, int], bool]]()
     for name, of in readings.items():

@@ -61,7 +61,7 @@ class Wording(NamedTuple):
         >>> Wording.of("La vie est dans les livres et le vent du soir, que des amis aiment. " * 20).language
         'french'
         """
-        part = text[max(0, len(text) // 2 - SAMPLE // 2) :][:SAMPLE]
+        part = text[max(0, (len(text) - SAMPLE) // 2) :][:SAMPLE]
         chat = next((tuple(turn) for turn in _TABLE["chats"] if part.count(turn[0]) >= 2), None)
         solid = max(1, sum(not letter.isspace() for letter in part))
         if chat is None and len(_MARKS.findall(part)) >= 0.05 * solid:
@@ -69,12 +69,12 @@ class Wording(NamedTuple):
         if len(_HAN.findall(part)) >= 0.3 * solid and not _KANA.search(part):
             return cls("chinese", chat)
         words = Counter(_WORD.findall(part.lower()))
-        shares = {
-            language: sum(words[word] for word in of["function words"].split()) / max(1, words.total())
+        counts = {
+            language: sum(words[word] for word in of["function words"].split())
             for language, of in _TABLE["languages"].items()
         }
-        best = max(shares, key=shares.__getitem__)
-        return cls(best if shares[best] >= 0.08 else "english", chat)
+        best = max(counts, key=counts.__getitem__)
+        return cls(best if counts[best] >= 0.08 * words.total() else "english", chat)
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ class Layout:
         asked_at = target - question
         room_far, room_near = asked_at - trained - FIRST, min(trained, asked_at) - question
         in_all = SHARE * target / (size + 1)
-        far = min(max(0.7 * in_all, LEAST_FAR), MOST_FAR, DENSEST * room_far / size) if target > trained else 0.0
+        far = min(max(0.7 * in_all, LEAST_FAR), MOST_FAR, DENSEST * room_far / size)
         near = min(max(0.3 * in_all, LEAST_NEAR), MOST_NEAR, DENSEST * room_near / size)
-        of_far, of_near = (GROUP * int(count // GROUP) for count in (far, near))
+        of_far, of_near = (GROUP * max(0, int(count // GROUP)) for count in (far, near))
         if of_near < GROUP or (target > trained and of_far < GROUP):
             least = cls.least(trained, target, size=size, question=question)
             raise RopeError(
@@ -381,7 +381,7 @@ class Found:
 
     def exceeds_chance(self, level: float) -> bool:
         """Return whether chance is refuted at this level, over all assignments of values to names."""
-        return bool(self.asked) and self.p <= level
+        return self.p <= level
 
 
 def chance_of(groups: Iterable[tuple[int, ...]]) -> npt.NDArray[np.float64]:

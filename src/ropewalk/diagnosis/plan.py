@@ -34,7 +34,7 @@ CROP_TOKENS = 512  # tokens that crop scores in a window, at least, unless fewer
 MOST_CONTROLS = 48  # facts asked for at the trained length, of one window
 BROKEN = 1.0  # nats per token: a rise above any part within the trained length after which a reading is given up
 RECENT = 512  # tokens of such a part, and over which that rise is measured
-CACHE_BYTES = 2 * 2**30  # for the caches of all concurrent measurements
+CACHE_BYTES = 2**31  # for the caches of all concurrent measurements
 TRIAL = 1024  # most tokens of the trial
 SAFETY = 1.1  # of an estimate of time
 SLOWER = 1.3  # attention's time for an operation over that of a matrix product
@@ -96,7 +96,7 @@ class Design:
         >>> Design(trained_length=128, target=160, windows=1).blocks[-2:]
         ((128, 144), (144, 160))
         """
-        block = max(4, min(BLOCK, self.trained_length // 8))
+        block = min(BLOCK, self.trained_length // 8)
         within = min(self.trained_length, self.target)
         return tuple(
             (start, min(start + block, end))
@@ -112,7 +112,7 @@ class Design:
         >>> Design(trained_length=8192, target=16384, windows=2).crop_steps(0)
         ((12288, 14336),)
         """
-        stride = max(1, self.trained_length // 4)
+        stride = self.trained_length // 4
         starts = range(self.trained_length, self.target, stride)
         count = min(len(starts), -(-CROP_TOKENS // stride))
         offset = (0.5 + window * _GOLDEN) % 1
@@ -303,7 +303,7 @@ def at_once(
         if stop.is_set():
             raise Stopped
         with lock:
-            share = max(1, cores // max(1, len(busy)))
+            share = cores // len(busy)
             shown.advance(tokens)
         if share != torch.get_num_threads():
             torch.set_num_threads(share)  # of this thread, which does not change its results
@@ -434,9 +434,7 @@ def _rounded(row: Sequence[float]) -> tuple[float, ...]:
 
 
 def _mean(losses: Losses, window: Filled, start: int, end: int) -> float:
-    counted = window.counted[max(1, start) : end]
-    part = losses[max(1, start) - 1 : end - 1]
-    return float(part[counted].mean()) if counted.any() else 0.0
+    return float(losses[start - 1 : end - 1][window.counted[start:end]].mean())
 
 
 def _by_block(losses: Losses, window: Filled, design: Design) -> tuple[float | None, ...]:
@@ -479,8 +477,8 @@ class Pace:
         reader.window_losses(ids[:64])
         began = time.perf_counter()
         reader.window_losses(ids)
-        seconds, job = max(time.perf_counter() - began, 1e-6), Job.of(PLAIN, 0, "", len(ids))
-        width = max(1.0, math.sqrt(reader.parameters / (12 * max(1, len(reader.positions.ropes)))))
+        seconds, job = time.perf_counter() - began, Job.of(PLAIN, 0, "", len(ids))
+        width = math.sqrt(reader.parameters / (12 * len(reader.positions.ropes)))
         ratio = SLOWER / (6 * width)
         per_token = seconds / (job.tokens + ratio * job.pairs)
         return cls(per_token, ratio * per_token)

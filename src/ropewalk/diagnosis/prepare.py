@@ -23,7 +23,7 @@ from ropewalk.checkpoints.reader import Reader
 from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
-from ropewalk.diagnosis.facts import FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
+from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
 from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Job, Pace, Plan, Text, answers_of, make_plan
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, listed
 from ropewalk.errors import RopeError
@@ -161,7 +161,7 @@ def open_model(
         model=model, settings=settings, source=source.known_from(reader.positions), reader=reader,
         dtype_choice=dtype_choice, texts=texts, scaling=scaling, trained=trained, teller=teller,
         pace=Pace.of(reader, max((text.tokens for text in texts), key=len)),
-        vocabulary=max(tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens), 1),
+        vocabulary=max([tokenizer.vocab_size, *(max(text.tokens) + 1 for text in texts if text.tokens)]),
         minutes=settings.minutes or (CPU_MINUTES if reader.device.type == "cpu" else math.inf), began=began,
         clock=clock,
     )  # fmt: skip
@@ -177,7 +177,7 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
     if _longest(texts) < target or (settings.target is None and target < teller.least(trained)):
         raise _too_short(texts, settings, trained, teller)
     room = sum(len(text.tokens) // target for text in texts)
-    most = min(max(MOST_WINDOWS, settings.windows or 0), max(1, room))  # a place depends on their number
+    most = min(max(MOST_WINDOWS, settings.windows or 0), room)  # a place depends on their number
     design = Design(trained_length=trained, target=target, windows=most, seed=settings.seed)
     names, chosen = list(settings.method_names), not settings.method_names and design.extends
     if chosen:
@@ -296,7 +296,7 @@ def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int
     """
     length, groups = min(most, len(text)), list[list[int]]()
     asked_at = length - teller.question
-    count = GROUP * min(4, int(0.3 * (asked_at - FIRST) / teller.size) // GROUP)
+    count = GROUP * min(4, int(DENSEST * (asked_at - FIRST) / teller.size) // GROUP)
     layout = Layout(length, asked_at, teller.size, 0, ((FIRST, asked_at - teller.size, count),))
     windows = min(4, -(-ASKED // count)) if count >= GROUP else 0
     for start in dict.fromkeys(np.linspace(0, len(text) - length, windows).astype(int).tolist()):
@@ -420,7 +420,8 @@ def _conclusion(rope: RopeConfig, length: int, scaled: list[float], unscaled: li
     open (None), and the scaling is treated as an option of inference.
     """
     difference, interval = mean_and_interval([one - other for one, other in zip(scaled, unscaled, strict=True)])
-    with_scaling = None if interval is None or interval[0] <= 0 <= interval[1] else interval[1] < 0
+    assert interval is not None
+    with_scaling = None if interval[0] <= 0 <= interval[1] else interval[1] < 0
     rule = "" if rope.scaling is None else rope.scaling.rope_type
     trained = rope.scaled_length if with_scaling else rope.original_length
     said = f"scaled minus unscaled is {signed(difference, interval)} nats per token in windows of {length:,} tokens"

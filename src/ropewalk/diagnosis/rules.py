@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,14 +58,14 @@ def works(evidence: Evidence, name: str) -> bool:
     to it, it finds half as well as plain within the trained length. By their means, its loss beyond exceeds crop's by
     at most 0.10 nats per token, and its loss within plain's by at most 0.05.
     """
-    return not fault(evidence, name)[0]
+    return not any(fault(evidence, name))
 
 
 def fails(evidence: Evidence, name: str) -> bool:
     """Return whether it is shown that a method does not work: by a broken reading, a loss, or too few facts found."""
     one = evidence.standings[name]
     worse = any(mean.low is not None and mean.low > limit for _, mean, limit in _guards(one))
-    few = one.beyond is not None and one.beyond.asked > 0 and one.beyond.high < CHANCE + CLOSE
+    few = one.beyond is not None and one.beyond.high < CHANCE + CLOSE
     near = one.half is not None and one.half.high is not None and one.half.high <= evidence.trained
     return one.broken or worse or few or near
 
@@ -74,13 +74,15 @@ def _finds(evidence: Evidence, name: str) -> bool:
     """Return whether a method finds more than chance, and up to a promised length as many facts as the floor."""
     one = evidence.standings[name]
     reaches = one.length > evidence.trained and one.reached[0] >= floor(evidence, one.reached[1])
-    return reaches and _beyond_chance(evidence, name) and not one.broken and one.loss is not None
+    return reaches and _uses(evidence, name)
 
 
-def _beyond_chance(evidence: Evidence, name: str) -> bool:
-    """Return whether a method finds more far facts than chance, at `LEVEL` shared among the compared methods."""
-    beyond, methods = evidence.standings[name].beyond, 1 if name == PLAIN else max(1, len(methods_of(evidence)))
-    return beyond is not None and beyond.exceeds_chance(LEVEL / methods)
+def _uses(evidence: Evidence, name: str) -> bool:
+    """Return whether a method with a loss finds more than chance, at `LEVEL` shared among the compared methods."""
+    one, methods = evidence.standings[name], 1 if name == PLAIN else max(1, len(methods_of(evidence)))
+    if one.broken or one.beyond is None or one.loss is None:
+        return False
+    return one.beyond.exceeds_chance(LEVEL / methods)
 
 
 def floor(evidence: Evidence, asked: int) -> float:
@@ -105,9 +107,7 @@ def _at_limit(one: Standing) -> list[tuple[str, Mean, float]]:
     return [(name, mean, limit) for name, mean, limit, _, high in guards if limit <= high]
 
 
-def decide(
-    evidence: Evidence, *, runs: Mapping[str, bool] | None = None, log_vocabulary: float | None = None
-) -> Decision:
+def decide(evidence: Evidence, *, cannot: Collection[str] = (), log_vocabulary: float = math.inf) -> Decision:
     """Return the answer for one place where the model may run: an engine, any engine, or Python.
 
     1. `unfit`: the loss within is no better than that of token frequencies, or the control finds nothing.
@@ -121,34 +121,35 @@ def decide(
 
     If the loss of a method lies at a limit, and the other side would change the answer, `otherwise` is that answer.
 
-    - `runs`: whether each method can run there; a method that is not named, it can.
+    - `cannot`: the methods that cannot run there.
     """
     plain, trained, target = evidence.standings[PLAIN], evidence.trained, evidence.target
-    if log_vocabulary is not None and plain.within is not None and plain.within > UNTRAINED * log_vocabulary:
+    if plain.within is not None and plain.within > UNTRAINED * log_vocabulary:
         return Decision("unfit", reason="weights")
     if evidence.frequencies >= 0:
         return Decision("unfit", reason="text")
-    control = evidence.control if target > trained else plain.near
-    shown = control is not None and control.exceeds_chance(LEVEL)
-    if not shown and control is not None and control.asked and control.high < CHANCE + CLOSE:
-        return Decision("unfit", reason="facts")
-    if not shown:
-        return Decision("undecided", settled=False)
+    control = _control(evidence)
+    if control is None or not control.exceeds_chance(LEVEL):
+        blind = control is not None and control.high < CHANCE + CLOSE
+        return Decision("unfit", reason="facts") if blind else Decision("undecided", settled=False)
     if target <= trained:
         return Decision("keep", length=target)
-    can = [name for name in methods_of(evidence) if runs is None or runs.get(name, True)]
-    finding = {name for name in can if _finds(evidence, name)}
-    if _beyond_chance(evidence, PLAIN) and not plain.broken and plain.loss is not None:
-        finding.add(PLAIN)
+    can = [name for name in methods_of(evidence) if name not in cannot]
+    finding = [PLAIN] * _uses(evidence, PLAIN) + [name for name in can if _finds(evidence, name)]
     guards = {name: _guards(evidence.standings[name]) for name in finding}
     working = {name for name, of in guards.items() if all(mean.value <= limit for _, mean, limit in of)}
     found = _answer(evidence, can, working)
-    for name in (PLAIN, *can):
-        if name in finding and _at_limit(evidence.standings[name]):
+    for name in finding:
+        if _at_limit(evidence.standings[name]):
             other = _answer(evidence, can, working ^ {name})
             if (other.action, other.method) != (found.action, found.method):
                 return dataclasses.replace(found, limit=name, otherwise=other, settled=False)
     return found
+
+
+def _control(evidence: Evidence) -> Found | None:
+    """Return what plain finds within the trained length; None: not asked."""
+    return evidence.control if evidence.target > evidence.trained else evidence.standings[PLAIN].near
 
 
 def _answer(evidence: Evidence, can: Sequence[str], working: Collection[str]) -> Decision:
@@ -181,8 +182,8 @@ def _answer(evidence: Evidence, can: Sequence[str], working: Collection[str]) ->
 
 def _known(evidence: Evidence, name: str) -> bool:
     """Return whether the promised length lies within a quarter of the trained length of its estimate."""
-    one, target = evidence.standings[name], evidence.target
-    return one.half is None or min(one.half.tokens or target, target) - one.length <= evidence.trained // 4
+    one = evidence.standings[name]
+    return one.half is None or (one.half.tokens or evidence.target) - one.length <= evidence.trained // 4
 
 
 def _share(evidence: Evidence, name: str) -> float:
@@ -193,13 +194,13 @@ def _share(evidence: Evidence, name: str) -> float:
 def _shown(evidence: Evidence, one: str, other: str) -> bool:
     """Return whether one method is shown to find more facts than another."""
     more = evidence.rival(one, other)
-    return more is not None and more.low is not None and more.low > 0
+    return more is not None and more.low > 0
 
 
 def _excluded(evidence: Evidence, rival: str, chosen: str) -> bool:
     """Return whether it is excluded that a rival finds many more facts than the chosen method."""
     more = evidence.rival(rival, chosen)
-    return rival == chosen or (more is not None and more.high is not None and more.high < CLOSE)
+    return rival == chosen or (more is not None and more.high < CLOSE)
 
 
 # The words: the headline, and the sentences that support it
@@ -227,8 +228,7 @@ def rounded(tokens: int) -> int:
     >>> rounded(847), rounded(12_449)
     (847, 12400)
     """
-    step = int(10 ** max(0, math.floor(math.log10(max(tokens, 1))) - 2))
-    return round(tokens / step) * step
+    return int(float(f"{tokens:.3g}"))
 
 
 def headline(decision: Decision, trained: int, place: str = "") -> str:
@@ -237,11 +237,12 @@ def headline(decision: Decision, trained: int, place: str = "") -> str:
     >>> headline(Decision("extend", "yarn", 12288), 8192)
     'Extend with yarn to 12,288 tokens.'
     """
-    length = f"{decision.length or 0:,} tokens"
-    unknown = f"uses text beyond {trained:,} tokens; how far is not known"
+    if decision.action == "extend":
+        return f"Extend with {decision.method} to {decision.length:,} tokens{place}."
+    if decision.length is not None:
+        return f"Keep the model unchanged: it reaches {decision.length:,} tokens."
     return {
-        "extend": f"Extend with {decision.method} to {length}{place}.",
-        "keep": f"Keep the model unchanged: it {unknown if decision.length is None else f'reaches {length}'}.",
+        "keep": f"Keep the model unchanged: it uses text beyond {trained:,} tokens; how far is not known.",
         "cut": f"Cut: pass the model only its last {trained:,} tokens.",
         "undecided": "Not decided.",
         "weights": "Unfit: the model predicts this text hardly better than at random.",
@@ -260,7 +261,7 @@ def reasons(decision: Decision, evidence: Evidence, *, log_vocabulary: float, pl
     if decision.reason == "text":
         above = f"{evidence.frequencies:.2f} nats per token above that of a"
         return (f"Its loss is {above} model that knows only how often each token occurs.",)
-    control = evidence.control if target > trained else plain.near
+    control = _control(evidence)
     if decision.reason == "facts" and control is not None:
         said = f"It finds {control} (chance {CHANCE * control.asked:g}), so nothing is said about tokens farther back."
         return (said,)
@@ -331,7 +332,7 @@ def fault(evidence: Evidence, name: str) -> tuple[str, str]:
     cell = "finds too few" if fails(evidence, name) or found < least else "not shown"
     if one.length <= evidence.trained and not fails(evidence, name):
         said = "it is not known how far back"
-    elif _beyond_chance(evidence, name) and one.length > evidence.trained and found < least:
+    elif _uses(evidence, name) and one.length > evidence.trained and found < least:
         ends = (math.ceil(asked * (CHANCE + end) / 2) for end in (evidence.control.low, evidence.control.high))
         half = f"half as well as nearby is {math.ceil(least)} ({' to '.join(map(str, ends))})"
         said = f"up to {one.length:,} tokens back {found} of {asked}, and {half}"

@@ -196,9 +196,9 @@ class DoctorRun:
         return (*(look for look in LOOKS if look < most), most)
 
     @property
-    def runs(self) -> dict[str, bool]:
-        """Return whether the engine, or Python if none is named, can run each method."""
-        return {name: form.runs_in(self.opened.settings.engine) for name, form in self.plan.methods.items()}
+    def cannot(self) -> list[str]:
+        """Return the methods that the engine cannot run; Python, if none is named, can run all."""
+        return [name for name, form in self.plan.methods.items() if not form.runs_in(self.opened.settings.engine)]
 
     def due(self, windows: int, methods: Collection[str]) -> list[Job]:
         """Return the jobs of these methods that are due in the first windows."""
@@ -239,7 +239,7 @@ class DoctorRun:
             slower = (self.opened.spent - before) / self.opened.pace.seconds(due) if due else slower
             evidence, decision, look = self._look(count)
             looks.append(look)
-            done = decision.settled or decision.action in ("unfit", "cut")
+            done = decision.settled or decision.action == "cut"
             if longer is not None and not done:
                 alive[:] = [name for name in alive if name in (PLAIN, CROP) or not fails(evidence, name)]
                 stopped = None if self.opened.fits(self.due(longer, alive), slower) else "minutes"
@@ -278,7 +278,7 @@ class DoctorRun:
         """Return the evidence after the first windows, the decision, and the look."""
         readings, design = self._readings(count), self.plan.design
         evidence = gather(self.plan.windows[:count], readings, design)
-        decision = self._decide(evidence, self.runs)
+        decision = self._decide(evidence, self.cannot)
         python = decision.method is not None and self.plan.methods[decision.method].config is None
         return evidence, decision, LookBack(
             windows=count, seconds=round(sum(one.seconds for of in readings.values() for one in of), 1),
@@ -286,9 +286,9 @@ class DoctorRun:
             headline=headline(decision, design.trained_length, ", in Python" if python else ""),
         )  # fmt: skip
 
-    def _decide(self, evidence: Evidence, runs: Mapping[str, bool]) -> Decision:
-        """Return the answer for the place that can run these methods."""
-        return decide(evidence, runs=runs, log_vocabulary=math.log(self.opened.vocabulary))
+    def _decide(self, evidence: Evidence, cannot: Collection[str]) -> Decision:
+        """Return the answer for the place that cannot run these methods."""
+        return decide(evidence, cannot=cannot, log_vocabulary=math.log(self.opened.vocabulary))
 
     def diagnosis(self, looks: Sequence[LookBack], stopped: str | None) -> Diagnosis:
         """Return the diagnosis of the last look."""
@@ -315,12 +315,12 @@ class DoctorRun:
         scope = names[0] if len(names) == 1 else counted(len(names), "text")
         main = self._answer(evidence, decision, engine, engine or "Python", self.record)
         if engine is None and decision.method is not None and not self.plan.methods[decision.method].engines:
-            other = self._decide(evidence, {name: bool(form.engines) for name, form in self.plan.methods.items()})
+            other = self._decide(evidence, [name for name, form in self.plan.methods.items() if not form.engines])
             how = "To decide it for one engine, repeat with --engine NAME." if other.action == "undecided" else None
             beside = self._answer(evidence, other, None, "an engine", next_sentence=how)
         elif engine is not None:
-            other = self._decide(evidence, {})
-            if other.method is not None and not self.runs[other.method] and decision.method not in other.equal:
+            other = self._decide(evidence, ())
+            if other.method in self.cannot and decision.method not in other.equal:
                 beside = self._answer(evidence, other, "python", "Python")
         fresh = self._fresh(decision, evidence)
         return dataclasses.replace(
