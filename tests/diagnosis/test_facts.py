@@ -20,6 +20,7 @@ from ropewalk.diagnosis.facts import (
     NUMBERS,
     WORDS,
     Filled,
+    Found,
     Kind,
     Layout,
     Teller,
@@ -249,3 +250,27 @@ def test_too_short() -> None:
         Layout.choose(1000, 1040, size=12, question=12)
     with pytest.raises(RopeError, match="too few names"):
         Teller(NUMBERS, lambda text: [0] * (int.from_bytes(text.encode(), "little") % 997), decode)
+
+
+@pytest.mark.parametrize("habit", ["uniform", "first", "latest", "copies"])
+def test_a_blind_model_exceeds_chance_no_more_often_than_stated(habit: str) -> None:
+    """Whatever its habits: it knows the questions and the choices, but not which name has which value."""
+    random, level, runs, over, shares = np.random.default_rng(3), 0.01, 1000, 0, []
+    for _ in range(runs):
+        groups = []
+        for _ in range(6):
+            if habit == "uniform":
+                answers = random.integers(0, 4, 4)
+            elif habit == "first":
+                answers = np.zeros(4, dtype=int)
+            elif habit == "latest":
+                answers = np.full(4, random.integers(0, 4))
+            else:  # all questions of a window get one answer or another
+                answers = np.array([0, 1, 2, 3]) if random.random() < 0.5 else np.array([1, 1, 1, 0])
+            truth = random.permutation(4)
+            groups.append([int(np.flatnonzero(truth == answer)[0]) for answer in answers])
+        found = Found.of(groups, confidence=0.995)
+        over += found.exceeds_chance(level)
+        shares.append(found.share)
+    assert abs(np.mean(shares) - 0.25) < 0.02
+    assert over <= level * runs + 3 * np.sqrt(level * runs)

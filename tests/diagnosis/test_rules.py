@@ -357,6 +357,18 @@ def test_half_at_the_ends() -> None:
     assert [Half.fit(distances[:count], [True] * count, 1000) is None for count in (12, 16)] == [True, False]
 
 
+@pytest.mark.parametrize("windows", [1, 20])
+def test_half_is_recovered(windows: int) -> None:
+    """From the same curve: its interval holds it in 9 of 10 runs, and its lower end is below it in as many."""
+    random, runs = np.random.default_rng(2), 60
+    distances = np.tile(np.linspace(50, 1000, 24).astype(int), windows)
+    share = 0.25 + 0.6 / (1 + np.exp((distances - 600) / 40))
+    found = [Half.fit(distances.tolist(), (random.random(len(distances)) < share).tolist(), 1000) for _ in range(runs)]
+    assert sum(half.low <= 600 <= (half.high or 1000) for half in found) >= 0.9 * runs
+    assert 0.6 * runs < sum(half.sure <= 600 for half in found) >= 0.85 * runs
+    assert all(half.low <= half.sure <= (half.tokens or 1000) for half in found)
+
+
 # --- the same rule, written once more from its description: benchmarks/rule_again.py
 
 CELLS = [one for one in rule_errors.cells() if "knows 30%" in one.name or "half 0.75" in one.name]
