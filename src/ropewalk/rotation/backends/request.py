@@ -161,12 +161,13 @@ def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
     return 0 if layout == "thd" else strides[0], strides[token], strides[head], strides[-1]
 
 
+def steps(x: Tensor) -> tuple[int, ...]:
+    """Return strides of a tensor, in elements; 0 for dimensions of size 1."""
+    return tuple(stride if size > 1 else 0 for stride, size in zip(x.stride(), x.shape, strict=True))
+
+
 def table_strides(table: Tensor, layout: str) -> tuple[int, int, int]:
     """Return strides of batch, token and head of cos or sin, in elements; 0 if one row serves all."""
-    strides, sizes = table.stride(), table.shape
-    if table.ndim == 2:
-        return 0, strides[0], 0
-    if layout == "thd":
-        return 0, strides[0], strides[1] if sizes[1] > 1 else 0
-    batch = strides[0] if sizes[0] > 1 else 0
-    return batch, strides[1], strides[2] if table.ndim == 4 and sizes[2] > 1 else 0
+    rows = steps(table)[:-1]
+    batch, token, head = (*((0,) if len(rows) == 1 or layout == "thd" else ()), *rows, 0)[:3]
+    return batch, token, head
