@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import ropewalk as rw
 from tests.launch.ranks import run_forked
@@ -142,6 +143,8 @@ def sharded(rank: int) -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-3)
     got.square().sum().backward()
     assert model.learned.freqs.grad is not None
+    replicated = rw.RotaryEmbedding(CONFIG).rotate(distribute_tensor(x, mesh, [Replicate()]), ids)
+    torch.testing.assert_close(replicated.full_tensor(), wanted)
 
 
 def test_fsdp_with_16_bits(tmp_path):

@@ -76,7 +76,7 @@ class KeyTurn(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool
-    scale: float = 1.0
+    scale: float
 
 
 class AttentionRegion(NamedTuple):
@@ -105,8 +105,8 @@ class AttentionRequest(NamedTuple):
     regions: tuple[AttentionRegion, ...]
     values: Tensor
     scale: float
-    softcap: float = 0.0
-    sinks: Tensor | None = None
+    softcap: float
+    sinks: Tensor | None
 
 
 @runtime_checkable
