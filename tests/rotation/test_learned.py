@@ -113,8 +113,12 @@ def test_called_like_a_rope(layout):
     q, k = {"bshd": (q, k), "bhsd": (q.transpose(1, 2), k.transpose(1, 2)), "thd": (q[0], k[0])}[layout]
     for got, wanted in zip(learned(q, k, ids, layout=layout), rope(q, k, ids, layout=layout), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-3)  # the parameter itself is float32
-    with pytest.raises(rw.RopeError, match="keys or positions are missing"):
-        learned(q)
+    for missing in ((q,), (q, k), (q, None, ids)):
+        with pytest.raises(rw.RopeError, match="keys or positions are missing"):
+            learned(*missing, layout=layout)
+    state = torch.get_rng_state()
+    rw.rotation.LearnedFrequencies(config)  # one axis has no directions to draw
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Model(torch.nn.Module):

@@ -19,7 +19,6 @@ PLACE = next((place for place in reversed(PLACES) if place.backend == "triton"),
 pytestmark = pytest.mark.skipif(PLACE is None, reason="no Triton here")
 DEVICE = "cpu" if PLACE is None else PLACE.device
 HALF, BF16 = Turn(False, 1.0, False, "bshd"), torch.bfloat16
-FAR = [0, 1, 255, 131_071, 2**24 + 1, 9_999_999, 10_000_000, -1, -9_999_999, 2**31 + 5, -(2**31) - 7, 2**32]
 
 
 def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

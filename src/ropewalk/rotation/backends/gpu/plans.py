@@ -149,8 +149,7 @@ def _planned(
     block = max(_power_of_2(pairs), _power_of_2(head_dim) // 16)
     warps = 8 if block > 64 else 4  # each thread loads its own angles, without an exchange
     batch, length = 1 if layout == "thd" else x.shape[0], x.shape[AXES[layout][0]]
-    # threads load angles in the order of their use
-    shared = turn.interleaved and x.dtype == torch.float32
+    shared = turn.interleaved and x.dtype == torch.float32  # threads load angles in the order of their use
     tiles = [_tile(y, layout, block, 32 * warps, shared) for y in xs]
     group = max(tile.tile_tokens for tile in tiles)
     between_rows = [step for y in (*xs, *outs, *cached) for step in steps(y)[:-1]]
@@ -214,5 +213,5 @@ def _ceil(count: int, size: int) -> int:
 
 
 def _power_of_2(n: int) -> int:
-    """Return the least power of two that is at least `n` (and 1)."""
-    return 1 << max(0, n - 1).bit_length()
+    """Return the least power of two that is at least `n`; 2 for 0."""
+    return 1 << (n - 1).bit_length()
