@@ -97,8 +97,7 @@ def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> li
         cos, sin = cos * turn.scale, sin * turn.scale
     cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, -sin) if turn.inverse else (-sin, sin), -1)
     both = q if len(xs) == 1 else torch.cat((q, k), heads)
-    wide = both if both.dtype == compute else both.to(compute)
-    new = torch.addcmul(wide * cos, wide.roll(sizes[-1] // 2, -1), sin)
+    new = torch.addcmul(both * cos, both.roll(sizes[-1] // 2, -1), sin)
     new = new if new.dtype == q.dtype else new.to(q.dtype)
     if len(xs) == 1:
         return [new]

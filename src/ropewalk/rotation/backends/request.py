@@ -156,9 +156,9 @@ class AttentionBackend(Protocol):
 
 
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
-    """Return strides of batch, token, head and feature of a tensor in `layout`, in elements."""
+    """Return strides of batch (any for thd, which is one), token, head and feature of a tensor, in elements."""
     strides, (token, head) = x.stride(), AXES[layout]
-    return 0 if layout == "thd" else strides[0], strides[token], strides[head], strides[-1]
+    return strides[0], strides[token], strides[head], strides[-1]
 
 
 def steps(x: Tensor) -> tuple[int, ...]:
