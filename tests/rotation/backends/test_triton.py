@@ -150,9 +150,9 @@ def test_bfloat16_is_rounded_to_the_nearest():
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(BF16, marks=pytest.mark.thorough)], ids=str)
 def test_windows_and_norms(dtype):
     """A few of what `test_memory.py` and `test_qk_norm.py` have: sections beside the turned features, heads apart."""
-    call = Call(dtype, False, "fresh", seq=3, heads=3, kv_heads=1, pairs=5, passing=22)
+    call = Call(dtype, False, "fresh", seq=3, heads=3, kv_heads=1, pairs=5, passing=21)
     paired = replace(call, interleaved=True, layout="bhsd", x=Lie(order=1, gaps=(3, 1, 0)))
-    for each in (replace(call, first=22), replace(paired, first=9)):
+    for each in (replace(call, first=21), replace(paired, first=9)):
         check_call(each, PLACE)
         check_store(NormCall(each, weights=None), PLACE)
     for each in (call, replace(paired, passing=0)):
