@@ -171,7 +171,7 @@ def _planned(
             sections=1 + _ceil(head_dim - 2 * pairs, 2 * block),
             group=group,
             interleaved=turn.interleaved,
-            of_heads=strides[2] != 0,
+            of_heads=bool(strides[2]),
             repeat=not shared,
             normed=False,
             stored=False,
