@@ -28,14 +28,9 @@ def test_small_sums_are_not_rounded_away() -> None:
 
     A stream in bfloat16 would lose half of each layer's share: its error is more than three times as large.
     """
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    config = DecoderConfig(num_hidden_layers=24, head_dim=8, initializer_range=0.05, rope=ROPE, **sizes)
+    heads = {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "rope": ROPE}
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 24}
+    config = DecoderConfig(initializer_range=0.05, **heads, **sizes)
     torch.manual_seed(1)
     model, ids = Decoder(config).bfloat16().eval(), torch.randint(0, VOCAB, (1, 40))
     with torch.no_grad():

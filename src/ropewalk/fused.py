@@ -65,7 +65,7 @@ def qk_norm_rotate(
     True
     """
     xs, turn = {"q": q, "k": k}, Turn(interleaved, scale, False, layout)
-    turn, _ = check(xs, cos, sin, turn, rotary_dim)
+    turn, _ = check(xs, cos, sin, turn, rotary_dim, 0)
     _check_norm(q, k, q_weight, k_weight, eps)
     if store is not None:
         _check_store("qk_norm_rotate", q, k, store, layout, [q, k, q_weight, k_weight, cos, sin])

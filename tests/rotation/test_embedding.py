@@ -60,14 +60,6 @@ def test_an_impossible_length_is_refused(seq_len):
         rw.RotaryEmbedding(config).cos_sin(torch.arange(6).expand(1, 6), seq_len)
 
 
-@pytest.mark.rejects
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32], ids=str)
-def test_tables_are_never_16_bit(dtype):
-    """Tables are float32 or float64 and nothing else (law 2)."""
-    with pytest.raises(rw.RopeError, match="tables are float32 or float64"):
-        rw.RotaryEmbedding(rw.RopeConfig(8, interleaved=True)).cos_sin(torch.arange(6), dtype=dtype)
-
-
 def test_attention_factor_by_length():
     """Phi-3.5-MoE's two mscales: each side has its own."""
     rule = rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16, short_mscale=1.1, long_mscale=1.2)
@@ -223,18 +215,28 @@ def test_shifted_keys_in_other_dtypes(dtype):
     [
         (lambda q, k: rope_of()(q, k, 3), r"position_ids  3\n.*offset=3"),
         (lambda q, k: rope_of().cos_sin(3), r"torch\.arange\(3\), for position 3 torch\.tensor\(\[3\]\)"),
+        *((lambda q, k, dtype=dtype: rope_of().cos_sin(torch.arange(6), dtype=dtype), "tables are float32 or float64")
+          for dtype in (torch.float16, torch.bfloat16, torch.int32)),
+        *((lambda q, k, shape=shape: rope_of(axes=(0, 1, 2, 0)).cos_sin(torch.zeros(shape).long()), r"movedim\(0, -1\)")
+          for shape in ((9,), (9, 2), (2, 9), (3, 9), (3, 2, 9))),  # Hugging Face's axes come first, and have a cure
         (lambda q, k: rope_of().rotate(torch.zeros(1, 8, 4, 128)), r"`x` must have .*`head_dim`.*rotary_dim=\.\.\."),
-        (lambda q, k: rope_of()(q, k[..., :4]), "`k` must have the config's `head_dim`"),
+        *((lambda q, k, ids=ids: rope_of()(q, k[..., :4], ids), "`k` must have the config's `head_dim`")
+          for ids in (None, torch.zeros(1, 5).long(), torch.zeros(2, 5).long())),
         (lambda q, k: rope_of().shift(k, 2.5), "`delta` must be a whole number"),
         (lambda q, k: rope_of().shift(k, torch.arange(4)), r"`delta` must be .*int64\[4\].*\[batch, 1\]"),
-        (lambda q, k: rope_of().shift(k, torch.zeros(3, 5).long()), "`delta` must be a whole number"),
+        (lambda q, k: rope_of().shift(k[0], torch.zeros(1, 5).long(), layout="thd"), "`delta` must be a whole number"),
+        *((lambda q, k, delta=delta: rope_of().shift(k, delta), "`delta` must be a whole number")
+          for delta in (torch.zeros(3, 5).long(), torch.tensor(3), torch.zeros(1, 2, 5).long())),
         (lambda q, k: rope_of().shift(k, torch.ones(5).bfloat16()), "`delta` must be integers, or float32"),
         (lambda q, k: rope_of(**AXIAL).shift(k, 3), r"\[1, axes\]"),
         (lambda q, k: rope_of(scaling=rw.scaling.LongRoPE((1.0,) * 4, (2.0,) * 4, 16)).shift(k, 3), "on the seq"),
         (lambda q, k: rope_of().shift([1.0], 3), "`keys` must be a tensor"),
-        (lambda q, k: rope_of()(q, k, torch.arange(7)), "`q` has 5 tokens but `position_ids` has 7"),
+        (lambda q, k: rope_of()(q, k, torch.arange(7)), "`q` has 5 tokens but `position_ids` has 7.*Pass one position"),
         (lambda q, k: rope_of()(q, k[:, :3], torch.arange(5)), "`k` has 3 tokens but `position_ids` has 5"),
-        (lambda q, k: rope_of()(q, k, torch.zeros(3, 5).long()), "batch of `position_ids` is neither 1"),
+        *((lambda q, k, several=several: rope_of(**several)(q, k, torch.zeros(3, 5, *[2] * bool(several)).long()),
+           "batch of `position_ids` is neither 1") for several in ({}, {"axes": (0, 1, 0, 1)})),
+        (lambda q, k: rope_of(axes=(0, 1, 0, 1))(q, k, torch.zeros(7, 2).long()), "`position_ids` has 7"),
+        (lambda q, k: rope_of().rotate(q, layout=["bshd"]), "unknown layout"),
         (lambda q, k: rope_of().rotate(q, torch.arange(4)), '`x` has 5 tokens but `position_ids` has 4.*layout="bhsd"'),
         (lambda q, k: rope_of()(q, k[:, :2].transpose(1, 2)), '`k` has 4 tokens but `position_ids` has 5'),
         (lambda q, k: rope_of()(*(x.transpose(1, 2) for x in (q, k[:, :, :2]))), 'If `k` is .*layout="bhsd"'),
@@ -295,19 +297,6 @@ def test_no_tokens():
     for axes, shape in ((None, (0,)), ((0, 0, 1, 1), (0, 2)), ((0, 1, 2, 0), (2, 0, 3))):
         x = torch.zeros(2, 0, 4, 8)
         assert rope_of(axes=axes).rotate(x, torch.zeros(shape, dtype=torch.int64)).shape == x.shape
-
-
-def axial(sections, **options):
-    return rw.RopeConfig(2 * sum(sections), interleaved=True, axes=rw.positions.axes_from_sections(sections), **options)
-
-
-@pytest.mark.rejects
-@pytest.mark.parametrize("shape", [(9,), (9, 2), (2, 9), (3, 9), (3, 2, 9)])
-def test_axes_come_last(shape):
-    """Hugging Face's axes-first ids, and plain ids, are refused with the cure."""
-    rope = rw.RotaryEmbedding(axial([2, 2, 2]))
-    with pytest.raises(rw.RopeError, match=r"movedim\(0, -1\)"):
-        rope.cos_sin(torch.zeros(shape, dtype=torch.int64))
 
 
 # --- a window inside the head, and half-split inside each axis's own features

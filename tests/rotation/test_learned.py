@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import ropewalk as rw
 from tests.launch.ranks import run_forked
@@ -112,8 +113,12 @@ def test_called_like_a_rope(layout):
     q, k = {"bshd": (q, k), "bhsd": (q.transpose(1, 2), k.transpose(1, 2)), "thd": (q[0], k[0])}[layout]
     for got, wanted in zip(learned(q, k, ids, layout=layout), rope(q, k, ids, layout=layout), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-3)  # the parameter itself is float32
-    with pytest.raises(rw.RopeError, match="keys or positions are missing"):
-        learned(q)
+    for missing in ((q,), (q, k), (q, None, ids)):
+        with pytest.raises(rw.RopeError, match="keys or positions are missing"):
+            learned(*missing, layout=layout)
+    state = torch.get_rng_state()
+    rw.rotation.LearnedFrequencies(config)  # one axis has no directions to draw
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Model(torch.nn.Module):
@@ -142,6 +147,8 @@ def sharded(rank: int) -> None:
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-3)
     got.square().sum().backward()
     assert model.learned.freqs.grad is not None
+    replicated = rw.RotaryEmbedding(CONFIG).rotate(distribute_tensor(x, mesh, [Replicate()]), ids)
+    torch.testing.assert_close(replicated.full_tensor(), wanted)
 
 
 def test_fsdp_with_16_bits(tmp_path):

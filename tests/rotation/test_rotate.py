@@ -33,7 +33,8 @@ def test_norm_inverse_and_composition(batch, seq, heads, pairs, interleaved, inp
     torch.testing.assert_close(turn(turn(x, a), b), turn(x, a + b), rtol=1e-12, atol=1e-12)
 
 
-def test_in_place_under_autograd():
+@pytest.mark.parametrize("backend", ["reference", None])
+def test_in_place_under_autograd(backend):
     """In place on a non-leaf gives the gradients of the copy, in x and in the tables, and bumps the version counter."""
     leaf, angle = torch.randn(1, 4, 2, 6, dtype=torch.float64), torch.rand(4, 3, dtype=torch.float64)
     grads = []
@@ -41,7 +42,7 @@ def test_in_place_under_autograd():
         x, a = leaf.clone().requires_grad_(), angle.clone().requires_grad_()
         y = x * 2
         version = y._version
-        z = rw.rotate(y, a.cos(), a.sin(), interleaved=True, inplace=inplace)
+        z = rw.rotate(y, a.cos(), a.sin(), interleaved=True, inplace=inplace, backend=backend)
         assert (z is y) == inplace
         assert (y._version > version) == inplace
         (z**3).sum().backward()
@@ -49,39 +50,48 @@ def test_in_place_under_autograd():
     torch.testing.assert_close(grads[0], grads[1])
 
 
-X, C = torch.zeros(2, 5, 8, 64), torch.zeros(5, 32)
+X, C, META = torch.zeros(2, 5, 8, 64), torch.zeros(5, 32), torch.zeros(5, 32, device="meta")
+TENSORS = [
+    (r'(?s)8 rows.*If `x` is .batch, heads, seq, head_dim., pass layout="bhsd"', X, *torch.zeros(2, 8, 32)),
+    (r"(?s)64 pairs.*cos\[\.\.\., :32\]", X, *torch.zeros(2, 5, 64)),
+    (r"(?s)41 pairs.*For partial rotation", X[..., :41], *torch.zeros(2, 5, 41)),
+    ("16 pairs, which is not half", X, C[:, :16], C[:, :16]),
+    ("20 pairs, which is not half of", X[..., :41], C[:, :20], C[:, :20]),
+    ("must be a tensor", [1.0], C, C),
+    ("neither sparse", X.to_sparse(), C, C),
+    ("must be float64, float32, bfloat16 or float16", X.long(), C, C),
+    ("5 tokens but `cos` has 4 rows", X, C[:4], C[:4]),
+    ("must both be float32 or both float64", X, C.bfloat16(), C.bfloat16()),
+    ("must both be float32 or both float64", X, C.double(), C),
+    ("`cos` must be of type Tensor", X, C.numpy(), C),
+    ("`sin` must be of type Tensor", X, C, C.numpy()),
+    ("same shape", X, C, C[:, :16]),
+    *(("the device of `x`", *given) for given in ((X, META, META), (X, C, META), (X.to("meta"), C, C))),
+    *(("wrong number of dimensions", *given) for given in ((X[0], C, C), (X, C[0], C[0]))),
+    *(("batch or heads of `cos`", X, *torch.zeros(2, *rows)) for rows in ((3, 5, 32), (1, 5, 3, 32), (3, 5, 1, 32))),
+]  # fmt: skip
+OPTIONS = [
+    ("`interleaved` must be True or False", {"interleaved": "half"}),
+    ("`rotary_dim` must be a whole number", {"rotary_dim": "64"}),
+    ("`scale` must be a finite number", {"scale": "1"}),
+    *((f"`{name}` must be of type bool", {name: 0}) for name in ("inverse", "inplace")),
+    *(("unknown layout", {"layout": layout}) for layout in ("sbhd", ["bshd"])),
+    ("are mutually exclusive", {"inplace": True, "out": X}),
+    *(("`out` must have the shape", {"out": out}) for out in (X[:1], X.half(), X.to("meta"))),
+    ("no backend 'cuda'", {"backend": "cuda"}),
+]
 BAD = [
-    (r'(?s)8 rows.*If `x` is .batch, heads, seq, head_dim., pass layout="bhsd"',
-     lambda: rw.rotate(X, torch.zeros(8, 32), torch.zeros(8, 32), interleaved=True)),
-    (r"(?s)64 pairs.*cos\[\.\.\., :32\]", lambda: rw.rotate(X, *torch.zeros(2, 5, 64), interleaved=True)),
-    ("must be a tensor", lambda: rw.rotate([1.0], C, C, interleaved=True)),
-    ("neither sparse", lambda: rw.rotate(X.to_sparse(), C, C, interleaved=True)),
-    ("5 tokens but `cos` has 4 rows", lambda: rw.rotate(X, C[:4], C[:4], interleaved=True)),
+    *((message, partial(rw.rotate, *given, interleaved=True)) for message, *given in TENSORS),
+    *((message, partial(rw.rotate, X, C, C, **{"interleaved": True, **options})) for message, options in OPTIONS),
     ("3 tokens but `cos` has 5 rows", lambda: rw.rotate(X[:, :, :3], C, C, interleaved=True, layout="bhsd")),
-    ("16 pairs, which is not half", lambda: rw.rotate(X, C[:, :16], C[:, :16], interleaved=True)),
     ("16 pairs, which is not half", lambda: rw.rotate(X, C[:, :16], C[:, :16], interleaved=True, rotary_dim=64)),
-    ("20 pairs, which is not half of", lambda: rw.rotate(X[..., :41], C[:, :20], C[:, :20], interleaved=True)),
     ("20 pairs", lambda: rw.rotate(X[..., :41], C[:, :20], C[:, :20], interleaved=True, rotary_dim=41, inplace=True)),
     ("more than the head has", lambda: rw.rotate(X[..., :32], C, C, interleaved=True, rotary_dim=64)),
-    ("must both be float32 or both float64", lambda: rw.rotate(X, C.bfloat16(), C.bfloat16(), interleaved=True)),
-    ("must both be float32 or both float64", lambda: rw.rotate(X, C.double(), C, interleaved=True)),
-    ("`cos` must be of type Tensor", lambda: rw.rotate(X, C.numpy(), C, interleaved=True)),
-    ("`sin` must be of type Tensor", lambda: rw.rotate(X, C, C.numpy(), interleaved=True)),
-    ("same shape", lambda: rw.rotate(X, C, C[:, :16], interleaved=True)),
-    ("`interleaved` must be True or False", lambda: rw.rotate(X, C, C, interleaved="half")),
-    ("unknown layout", lambda: rw.rotate(X, C, C, interleaved=True, layout="sbhd")),
-    ("wrong number of dimensions", lambda: rw.rotate(X[0], C, C, interleaved=True)),
-    ("wrong number of dimensions", lambda: rw.rotate(X, C[0], C[0], interleaved=True)),
-    ("batch or heads of `cos`", lambda: rw.rotate(X, C.expand(3, 5, 32), C.expand(3, 5, 32), interleaved=True)),
-    ("are mutually exclusive", lambda: rw.rotate(X, C, C, interleaved=True, inplace=True, out=X)),
-    ("`out` must have the shape", lambda: rw.rotate(X, C, C, interleaved=True, out=X[:1])),
     ("expanded tensor", lambda: rw.rotate(X[:1].expand(2, 5, 8, 64), C, C, interleaved=True, inplace=True)),
     ("not support gradients", lambda: rw.rotate(X, C.clone().requires_grad_(), C, interleaved=True, out=X.clone())),
-    ("must be float64, float32, bfloat16 or float16", lambda: rw.rotate(X.long(), C, C, interleaved=True)),
     *(("`rotary_offset` must be a feature",
        lambda turn=turn, offset=offset: turn(C, C, interleaved=True, rotary_dim=64, rotary_offset=offset))
-      for offset in (5, -4, "4") for turn in (partial(rw.rotate, X), partial(rw.rotate_qk, X, X))),
-    ("no backend 'cuda'", lambda: rw.rotate(X, C, C, interleaved=True, backend="cuda")),
+      for offset in (5, -4, "4", (0, 0, 0)) for turn in (partial(rw.rotate, X), partial(rw.rotate_qk, X, X))),
 ]  # fmt: skip
 
 
@@ -127,7 +137,7 @@ def test_equals_the_real_form(dtype, batched):
 
 VIEWS = {
     "odd offset": lambda buffer: buffer[1:49].view(2, 3, 2, 4),
-    "odd strides": lambda buffer: buffer[:90].view(2, 3, 3, 5)[:, :, :2, :4],
+    "odd heads": lambda buffer: buffer.as_strided((2, 3, 2, 4), (36, 18, 9, 1)),
     "every other feature": lambda buffer: buffer[:96].view(2, 3, 2, 8)[..., ::2],
     "every other feature from the second": lambda buffer: buffer[:96].view(2, 3, 2, 8)[..., 1::2],
     "features first": lambda buffer: buffer[:48].view(4, 2, 3, 2).permute(1, 2, 3, 0),

@@ -119,6 +119,8 @@ def test_fake_tensors_leave_nothing_behind():
     with FakeTensorMode():
         fake = rw.RotaryEmbedding(config).rotate(torch.empty(2, 5, 4, 8), position_ids=torch.arange(5))
         assert fake.shape == (2, 5, 4, 8)
+    x, table = torch.empty(2, 5, 4, 8, device="meta"), torch.empty(5, 4, device="meta")
+    assert rw.rotate(x, table, table, interleaved=True).is_meta
     cos, _ = rw.RotaryEmbedding(config).cos_sin(torch.arange(5))
     assert cos[0].tolist() == [1.0] * 4
 

@@ -25,7 +25,7 @@ _TABLES = frozenset((torch.float32, torch.float64))
 
 def check(
     xs: Mapping[str, Tensor], cos: Tensor, sin: Tensor, turn: Turn, rotary_dim: int | None,
-    rotary_offset: object = 0, inplace: bool = False, out: Tensor | None = None,
+    rotary_offset: object, inplace: bool = False, out: Tensor | None = None,
 ) -> list[Turn]:  # fmt: skip
     """Check all arguments of the rotation of a tensor, or of queries and keys, by name; return the `Turn` of each.
 
@@ -273,8 +273,8 @@ def _check_target(x: Tensor, cos: Tensor, sin: Tensor, inplace: bool, out: Tenso
 def _check_recorded(x: Tensor, name: str) -> None:
     """Check that autograd can record a change of `x`; autograd would raise only after the kernel has written."""
     view = not torch.compiler.is_compiling() and type(x) is Tensor and x._is_view()
-    leaf = x._base if view and x.requires_grad else x
-    if leaf is not None and leaf.is_leaf and leaf.requires_grad:
+    leaf: Any = x._base if view and x.requires_grad else x
+    if leaf.is_leaf and leaf.requires_grad:
         raise RopeError(
             "rotate: a leaf that requires grad cannot be rotated in place: its gradient would be lost.",
             facts={name: x},

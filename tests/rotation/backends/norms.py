@@ -123,6 +123,9 @@ def check_store(norm: NormCall, place: Place) -> None:
     assert all(arena.is_untouched() for arena in (*given, *tables)), f"{norm}: an input"
 
 
+CHECKS = {"fresh": check_norm, "store": check_store}
+
+
 @st.composite
 def norm_calls(draw: st.DrawFn) -> NormCall:
     """Whatever `qk_norm_rotate` accepts."""

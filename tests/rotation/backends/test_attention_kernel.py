@@ -102,7 +102,7 @@ def test_a_wrong_number_reaches_those_that_see_it(place: Place, dtype: torch.dty
         spoiled = held.clone()
         spoiled[:, :, last] = wrong
         k, v = (spoiled, request.values) if name == "k" else (region.k, spoiled)
-        out = cpu.attend(AttentionRequest((region._replace(k=k),), v, request.scale))
+        out = cpu.attend(request._replace(regions=(region._replace(k=k),), values=v))
         close = {"rtol": 1e-2 if dtype == torch.bfloat16 else 1e-5, "atol": 1e-6}
         torch.testing.assert_close(out[:, :, ~seen], clean[:, :, ~seen], **close)
         if name == "v" or math.isnan(wrong):  # an infinite key may have no weight
@@ -116,7 +116,7 @@ def test_empty_calls(place: Place) -> None:
     def out(batch: int, queries: int, keys: int, head_dim: int) -> Tensor:
         q, k = torch.ones(batch, 2, queries, head_dim), torch.ones(batch, 1, keys, head_dim)
         bounds = Bounds(none[:, :queries], none[:, :queries] + 9)
-        return cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), k, 1.0))
+        return cpu.attend(AttentionRequest((AttentionRegion(q, k, bounds),), k, 1.0, 0.0, None))
 
     assert out(1, 3, 0, 8).tolist() == torch.zeros(1, 2, 3, 8).tolist()
     assert out(1, 0, 3, 8).shape == (1, 2, 0, 8)
@@ -171,9 +171,11 @@ def test_what_does_not_fit_is_refused(wrong: dict[str, object]) -> None:
 
 
 def test_too_many_regions() -> None:
-    """More regions than the kernel has room for."""
+    """As many regions as the backend takes, and one more."""
+    regions = ((X, KEYS, ROWS, ROWS, None),) * cpu.most_regions
+    compiled.kernels.attend(1, X.clone(), KEYS, 1.0, 0.0, None, regions)
     with pytest.raises(ValueError, match="regions"):
-        compiled.kernels.attend(1, X, KEYS, 1.0, 0.0, None, ((X, KEYS, ROWS, ROWS, None),) * 9)
+        compiled.kernels.attend(1, X.clone(), KEYS, 1.0, 0.0, None, (*regions, regions[0]))
 
 
 def test_choosing() -> None:
@@ -187,6 +189,9 @@ def test_choosing() -> None:
     assert "a gradient is needed" in explain_attention(q, leaf, q)
     with torch.no_grad():
         assert choose_attention(q, leaf, q).name == "cpu"
+    keys = torch.zeros(1, 1, 1, 1).expand(1, 2, 2**24, 8)  # float32, which counts keys, has 24 bits
+    assert choose_attention(q, keys, keys).name == "reference"
+    assert choose_attention(q, keys[:, :, 1:], keys[:, :, 1:]).name == "cpu"
     meta = q.to("meta")
     assert "not on the CPU" in explain_attention(meta, meta, meta)
     assert backends.ATTENTION[-1].name == "reference"

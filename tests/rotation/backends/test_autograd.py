@@ -43,6 +43,9 @@ def test_derivatives_of_rotations(interleaved, layout, place):
         cos, sin = double(*shape, device=place.device), double(*shape, device=place.device)
         assert torch.autograd.gradcheck(turn, (q, k, cos, sin), fast_mode=True)
         assert torch.autograd.gradgradcheck(turn, (q, k, cos, sin), fast_mode=True)
+    for one in range(2):  # of the tables, and nothing else
+        alone = [table.detach().requires_grad_(number == one) for number, table in enumerate((cos, sin))]
+        assert torch.autograd.gradcheck(turn, (q.detach(), k.detach(), *alone), fast_mode=True)
     shape = (SEQ, HEADS, TURNED // 2) if layout == "thd" else (1, SEQ, HEADS, TURNED // 2)
     by_head = [double(*shape, device=place.device) for _ in range(2)]
     options = {"interleaved": interleaved, "layout": layout, "rotary_dim": TURNED, "backend": place.backend}

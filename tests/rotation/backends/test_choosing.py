@@ -121,6 +121,15 @@ def test_the_mathematics_serves_where_kernels_cannot(which, reason, monkeypatch)
 
 
 @needs_cpu
+def test_a_negated_result():
+    """A kernel does not see that `out` is lazily negated: its numbers are those of a new tensor."""
+    x, cos, sin = some()
+    out = torch.complex(x, x).conj().imag
+    rw.rotate(x, cos, sin, interleaved=True, out=out)
+    assert torch.equal(out.resolve_neg(), rw.rotate(x, cos, sin, interleaved=True))
+
+
+@needs_cpu
 def test_transforms_of_functions():
     """Inside torch.func the mathematics serves: vmap and grad see through it."""
     x, cos, sin = some()
@@ -179,11 +188,11 @@ def test_a_refusal_names_its_tensor(name):
         assert set(caught.value.facts) == {name}
 
 
-@pytest.mark.parametrize("backend", ["reference", None])
-def test_results_of_one_token_are_apart(backend):
+@pytest.mark.parametrize(("backend", "batch"), [("reference", 1), ("reference", 2), (None, 1)])
+def test_results_of_one_token_are_apart(backend, batch):
     """Without gradients the reference turns q and k in one expression: in memory and versions of their own."""
     cos, sin = torch.ones(1, 4), torch.zeros(1, 4)
-    q, k = torch.randn(1, 1, 6, 8), torch.randn(1, 1, 2, 8)
+    q, k = torch.randn(batch, 1, 6, 8), torch.randn(batch, 1, 2, 8)
     turned, other = rw.rotate_qk(q, k, cos, sin, interleaved=False, backend=backend)
     version = other._version
     turned.zero_()

@@ -56,15 +56,9 @@ def test_tables_that_do_not_fit(which, wrong):
 def test_slots_that_do_not_fit(slots):
     """A slot at the capacity or beyond would write outside the cache."""
     buffer = torch.zeros(2, 4, 6, 8)
+    sides = ((X, X.clone(), WEIGHT), (X, buffer, WEIGHT), (X, buffer, None))
     with pytest.raises(ValueError, match="slots"):
-        compiled.kernels.norm_rotate(
-            *TURN,
-            TABLE,
-            TABLE,
-            1e-6,
-            torch.tensor(slots),
-            ((X, X.clone(), WEIGHT), (X, buffer, WEIGHT), (X, buffer, None)),
-        )
+        compiled.kernels.norm_rotate(*TURN, TABLE, TABLE, 1e-6, torch.tensor(slots), sides)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +81,7 @@ def test_table_requests_that_do_not_fit(positions, columns, axes, rows):
         compiled.kernels.tables(1, positions, columns, axes, torch.zeros(rows, 4), torch.zeros(rows, 4))
 
 
-@pytest.mark.parametrize(
-    "where",
-    [(0, 7), (0, -2)],
-)
+@pytest.mark.parametrize("where", [(0, 7), (0, -2)])
 def test_windows_that_do_not_fit(where):
     """A window beyond the head reaches no memory."""
     x, table = torch.zeros(1, 2, 1, 10), torch.zeros(2, 4)

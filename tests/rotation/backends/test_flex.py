@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ropewalk.rotation.backends import choose_attention, flex
@@ -14,7 +14,7 @@ from tests.rotation.backends.attention_truth import CASES, Case, check
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 FEW = [
     Case(heads=6, kv_heads=2, batch=3, seen="ragged", queries=5, keys=40),
-    Case(turned="interleaved", seen="apart", queries=40, keys=140),
+    Case(turned="interleaved", seen="apart", batch=2, queries=40, keys=140),
     Case(sinks=True, seen="nothing", softcap=20.0),
 ]
 
@@ -36,16 +36,19 @@ def test_cases(dtype: torch.dtype, cases: list[Case]) -> None:
     keys=st.integers(1, 400),
     batch=st.integers(1, 3),
     seed=st.integers(0, 2**31),
-    kind=st.sampled_from(("random", "window")),
+    kind=st.sampled_from(("random", "window", "all")),
 )
+@example(queries=300, keys=300, batch=2, seed=0, kind="window")
+@example(queries=300, keys=256, batch=1, seed=0, kind="all")
 def test_blocks_cover_exactly_what_is_seen(queries: int, keys: int, batch: int, seed: int, kind: str) -> None:
-    """All queries see a whole block, none a block that is left out, and in the others the mask decides."""
+    """A block is whole where all queries see it; none sees one that is left out; in the others the mask decides."""
     g = torch.Generator().manual_seed(seed)
-    if kind == "random":
-        low, high = (torch.randint(0, keys + 1, (rows, queries), generator=g) for rows in (1, batch))
-    else:
+    low, high = (torch.randint(0, keys + 1, (rows, queries), generator=g) for rows in (1, batch))
+    if kind == "window":  # one key more than a block
         high = torch.arange(queries).expand(batch, queries) * keys // queries + 1
-        low = (high - 150).clamp(min=0)
+        low = (high - 129).clamp(min=0)
+    elif kind == "all":
+        low, high = 0 * low, 0 * high + keys
     mask = flex.block_mask(Bounds(low, high), keys)
     places = torch.arange(keys)
     seen = (low[..., None] <= places) & (places < high[..., None])
@@ -64,8 +67,9 @@ def test_blocks_cover_exactly_what_is_seen(queries: int, keys: int, batch: int, 
             assert not set(whole) & set(masked)
             for c in range(columns):
                 tile = tiles[b, r, c, :real]
-                assert c not in whole or bool(tile.all())
-                assert c in (*whole, *masked) or not bool(tile.any())
+                assert (c in whole) == bool(tile.all())
+                listed = c in (*whole, *masked)
+                assert listed == bool(tile.any()) or (listed and kind == "random")
 
 
 def test_when_it_is_chosen() -> None:

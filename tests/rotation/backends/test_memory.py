@@ -61,29 +61,20 @@ def test_queries_and_keys_of_one_buffer(layout, interleaved, place):
         assert whole.isfinite().all()
 
 
-def overlapping(which: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys that have elements in common."""
-    whole = torch.randn(BATCH, SEQ, 2 * HEADS, 2 * DIM, device=device)
-    match which:
-        case "the same":
-            return whole, whole
-        case "one head in common":
-            return whole[:, :, :HEADS], whole[:, :, HEADS - 1 : -1]
-        case "half of the features":
-            return whole[..., :DIM], whole[..., DIM // 2 : DIM // 2 + DIM]
-        case "one token later":
-            return whole[:, :-1], whole[:, 1:]
-        case "one sequence later":
-            return whole[:1], whole.view(-1)[1:].as_strided((1, SEQ, 1, 2 * DIM), whole.stride(), SEQ)
-    raise ValueError(which)
+OVERLAPPING = {
+    "the same": lambda whole: (whole, whole),
+    "one head in common": lambda whole: (whole[:, :, :HEADS], whole[:, :, HEADS - 1 : -1]),
+    "half of the features": lambda whole: (whole[..., :DIM], whole[..., DIM // 2 : DIM // 2 + DIM]),
+    "one token later": lambda whole: (whole[:, :-1], whole[:, 1:]),
+    "one sequence later": lambda whole: (
+        whole[:1], whole.view(-1)[1:].as_strided((1, SEQ, 1, 2 * DIM), whole.stride(), SEQ)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "which", ["the same", "one head in common", "half of the features", "one token later", "one sequence later"]
-)
-def test_shared_elements_are_refused(which, place):
+@pytest.mark.parametrize("parts", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_shared_elements_are_refused(parts, place):
     """In place, what queries and keys share would turn twice: refused, and nothing touched; new tensors are right."""
-    q, k = overlapping(which, place.device)
+    q, k = parts(torch.randn(BATCH, SEQ, 2 * HEADS, 2 * DIM, device=place.device))
     before, k_before = q.clone(), k.clone()
     angle = torch.rand(q.shape[1], q.shape[-1] // 2, device=q.device)
     cos, sin = angle.cos(), angle.sin()

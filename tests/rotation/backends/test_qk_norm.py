@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, given, settings
 import ropewalk as rw
 from ropewalk.rotation.backends.request import Store
 from tests.rotation.backends.calls import Call, Lie
-from tests.rotation.backends.norms import NormCall, check_norm, check_store, norm_calls
+from tests.rotation.backends.norms import CHECKS, NormCall, check_norm, check_store, norm_calls
 from tests.rotation.backends.truth import FORMATS
 
 ANY = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-CHECKS = {"fresh": check_norm, "store": check_store}
 
 
 @given(norm=norm_calls())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import pytest
@@ -12,10 +12,8 @@ import ropewalk as rw
 from tests import oracle
 from tests.rotation.backends import truth
 from tests.rotation.backends.calls import FORMS, Call, check_call
+from tests.rotation.backends.cases import FURTHEST
 from tests.rotation.backends.truth import FORMATS
-
-FURTHEST = 10_000_000
-
 
 EMPTY = {
     "no tokens": (2, 0, 3, 8), "no sequences": (0, 5, 3, 8), "no heads": (2, 5, 0, 8), "nothing at all": (0, 0, 0, 8),
@@ -45,15 +43,16 @@ def test_nothing_to_turn(shape, place):
         assert weight.grad.tolist() == [0.0] * 8
 
 
-def test_nothing_beside_something(place):
-    """Queries beside keys without heads: the queries turn."""
-    q, k = torch.randn(2, 5, 3, 8, device=place.device), torch.zeros(2, 5, 0, 8, device=place.device)
-    angle = torch.rand(5, 4, device=place.device)
-    for first, second in ((q, k), (k, q)):
-        turned = rw.rotate_qk(first, second, angle.cos(), angle.sin(), interleaved=True, backend=place.backend)
-        assert [t.shape for t in turned] == [first.shape, second.shape]
-        right = rw.rotate(q, angle.cos(), angle.sin(), interleaved=True, backend=place.backend)
-        assert torch.equal(turned[0] if first is q else turned[1], right)
+def test_keys_unlike_queries(place):
+    """Keys without heads, for one sequence of two, of another dtype, width or window: each turns as it does alone."""
+    q, angle = torch.randn(2, 5, 3, 12, device=place.device), torch.rand(5, 4, device=place.device)
+    turn = partial(rw.rotate, cos=angle.cos(), sin=angle.sin(), interleaved=True, rotary_dim=8, backend=place.backend)
+    both = partial(rw.rotate_qk, **turn.keywords)
+    for k, *firsts in ((q[:, :, :0], 4, 4), (q[:1], 0, 0), (q.half(), 0, 0), (q[..., :8], 0, 0), (q, 4, 0)):
+        for given in ((q, k), (k, q))[: 1 if place.interpreted else 2]:
+            for x, first, y in zip(given, firsts, both(*given, rotary_offset=tuple(firsts)), strict=True):
+                assert y.shape == x.shape
+                assert torch.equal(y, turn(x, rotary_offset=first))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -98,7 +97,7 @@ def test_the_promise(dtype, interleaved, place):
             truth.Allowed(right, off, dtype).check(got)
 
 
-TURNED = ((4, 0), (1, 6), (5, 3), (8, 0))  # pairs, and features that are passed on; the last in one token
+TURNED = ((4, 0), (1, 1), (5, 3), (8, 0))  # pairs, and features that are passed on; the last in one token
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -10,8 +10,8 @@ import torch
 import ropewalk as rw
 from ropewalk.rotation.backends import triton as backend
 from ropewalk.rotation.backends.request import Norm, Store, Turn
-from tests.rotation.backends.calls import Call, Lie
-from tests.rotation.backends.norms import NormCall, check_norm
+from tests.rotation.backends.calls import Call, Lie, check_call
+from tests.rotation.backends.norms import NormCall, check_norm, check_store
 from tests.rotation.backends.places import PLACES
 from tests.rotation.backends.truth import same_bits
 
@@ -19,7 +19,6 @@ PLACE = next((place for place in reversed(PLACES) if place.backend == "triton"),
 pytestmark = pytest.mark.skipif(PLACE is None, reason="no Triton here")
 DEVICE = "cpu" if PLACE is None else PLACE.device
 HALF, BF16 = Turn(False, 1.0, False, "bshd"), torch.bfloat16
-FAR = [0, 1, 255, 131_071, 2**24 + 1, 9_999_999, 10_000_000, -1, -9_999_999, 2**31 + 5, -(2**31) - 7, 2**32]
 
 
 def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -89,22 +88,25 @@ def test_plans_are_kept(launches):
     assert len(set(launches)) == 1 + len(others)
 
 
-def test_grids_beyond_65535():
+@pytest.mark.parametrize(("dtype", "dim", "layout"), [(BF16, 128, "bshd"), (torch.float64, 4096, "bhsd")], ids=str)
+def test_grids_beyond_65535(dtype, dim, layout):
     """All programs lie on the first axis, so a million tokens are one launch; every row is in one tile."""
     from ropewalk.rotation.backends.gpu.plans import norm_plan, rotation_plan
 
-    tokens = 1_000_000
-    q, k = (torch.empty(2, tokens, heads, 128, dtype=BF16, device="meta") for heads in (32, 8))
-    cos = torch.empty(tokens, 64, device="meta")
-    for plan in (rotation_plan([q, k], [q, k], cos, 64, HALF, False), norm_plan((q, k), (q, k), cos, HALF, 1e-6, None)):
+    tokens, turn = 1_000_000, HALF._replace(layout=layout)
+    shapes = [(2, tokens, n, dim) if layout == "bshd" else (2, n, tokens, dim) for n in (32, 8)]
+    q, k = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    cos = torch.empty(tokens, dim // 2, device="meta")
+    for plan in (
+        rotation_plan([q, k], [q, k], cos, turn, False), norm_plan((q, k), (q, k), cos, turn, 1e-6, False, q, q, q)
+    ):  # fmt: skip
         named = dict(zip(plan.kernel.arg_names[-len(plan.numbers) :], plan.numbers, strict=True))
-        rows = sum(tile.tile_heads * tile.tile_tokens * tile.blocks * (named["C"].group // tile.tile_tokens)
-                   for tile in (named["Q_TILE"], named["K_TILE"]))  # fmt: skip
-        assert plan.grid[0] > 65_535
+        tiles = named["Q_TILE"], named["K_TILE"]
+        programs = [tile.blocks * (named["C"].group // tile.tile_tokens) for tile in tiles]
+        rows = sum(tile.tile_heads * tile.tile_tokens * n for tile, n in zip(tiles, programs, strict=True))
+        assert 65_535 < plan.grid[0] < 2**31
         assert plan.grid[1:] == (1, 1)
-        assert plan.grid[0] < 2**31
-        programs = sum(t.blocks * (named["C"].group // t.tile_tokens) for t in (named["Q_TILE"], named["K_TILE"]))
-        assert plan.grid[0] // programs * rows == 2 * tokens * (32 + 8)
+        assert plan.grid[0] // sum(programs) * rows == 2 * tokens * (32 + 8)
 
 
 @pytest.mark.parametrize("far", [0, 1, 2], ids=["batch", "tokens", "heads"])
@@ -146,8 +148,12 @@ def test_bfloat16_is_rounded_to_the_nearest():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(BF16, marks=pytest.mark.thorough)], ids=str)
-def test_norms(dtype):
-    """A few of what `test_qk_norm.py` has: sections beside the turned features, heads apart, fewer keys."""
-    call = Call(dtype, False, "fresh", seq=3, heads=3, kv_heads=1, pairs=5, passing=22)
-    for each in (call, replace(call, interleaved=True, layout="bhsd", x=Lie(order=1, gaps=(3, 1, 0)), passing=0)):
+def test_windows_and_norms(dtype):
+    """A few of what `test_memory.py` and `test_qk_norm.py` have: sections beside the turned features, heads apart."""
+    call = Call(dtype, False, "fresh", seq=3, heads=3, kv_heads=1, pairs=5, passing=21)
+    paired = replace(call, interleaved=True, layout="bhsd", x=Lie(order=1, gaps=(3, 1, 0)))
+    for each in (replace(call, first=21), replace(paired, first=9)):
+        check_call(each, PLACE)
+        check_store(NormCall(each, weights=None), PLACE)
+    for each in (call, replace(paired, passing=0)):
         check_norm(NormCall(each, weights=dtype), PLACE)

@@ -122,8 +122,7 @@ def turned(
         return rotated(module, xs, cos, sin, turns[0], [out])
     if len(xs) == 2:
         q, k = xs
-        alike = q.dtype == k.dtype and q.shape[0] == k.shape[0] and q.shape[-1] == k.shape[-1]
-        if not alike or turns[0] != turns[1]:
+        if (q.dtype, q.shape[0], q.shape[-1], turns[0]) != (k.dtype, k.shape[0], k.shape[-1], turns[1]):
             (q,) = rotated(module, [q], cos, sin, turns[0], [q] if inplace else None)
             return [q, *rotated(module, [k], cos, sin, turns[1], [k] if inplace else None)]
     return rotated(module, xs, cos, sin, turns[0], xs if inplace else None)
@@ -139,7 +138,7 @@ def rotated(
     of_tables = cos.requires_grad or sin.requires_grad
     recorded = torch.is_grad_enabled() and (of_tables or xs[0].requires_grad or xs[-1].requires_grad)
     if not backend.kernels:
-        kept = [x.clone() for x in xs] if outs is not None and recorded and of_tables else xs
+        kept = [x.clone() for x in xs] if outs is not None and of_tables else xs
         return backend.rotate(kept, cos, sin, turn, outs)
     if not recorded:
         results = backend.rotate(xs, cos, sin, turn, outs)
@@ -162,8 +161,7 @@ def norm_rotated(
     store: Store | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Norm, rotate and store by a backend. With gradients, which a cache has none of, the norm is plain."""
-    differentiable = backend.kernels and norm is not None and store is None and torch.is_grad_enabled()
-    if norm is not None and differentiable and any(x.requires_grad for x in (q, k, *norm[:2], cos, sin)):
+    if norm is not None and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, *norm[:2], cos, sin)):
         wide = [reference.normalised(x, of, norm.eps) for x, of in ((q, norm.q_weight), (k, norm.k_weight))]
         first, second = rotated(backend, wide, cos, sin, turn)
         return first.to(q.dtype), second.to(k.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from ropewalk.rotation.backends.request import AttentionRequest, Bounds
 
 name = "flex"
 kernels = True
-most_regions = 1 << 30
+most_regions = sys.maxsize
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FEWEST_QUERIES = 128  # fewer make few scores, and a compiled form for each number of keys would cost more
@@ -25,8 +26,9 @@ _LEAST = -1e30  # the log-sum-exp of a row without keys, finite so that gradient
 
 def reasons_not_to_attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> list[str]:
     """Return why flex attention does not attend with such tensors; empty if it does. It has its own gradients."""
-    reasons = [reason for x in (q, k, v, sinks) if x is not None for reason in reasons_for_mathematics(x)]
-    if not all(x is None or x.is_cuda for x in (q, k, v, sinks)):
+    tensors = [x for x in (q, k, v, sinks) if x is not None]
+    reasons = [reason for x in tensors for reason in reasons_for_mathematics(x)]
+    if not all(x.is_cuda for x in tensors):
         reasons.append(f"`q` is on {q.device.type}, not on a GPU, or devices differ")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in DTYPES:
         reasons.append(f"dtypes {q.dtype}, {k.dtype}, {v.dtype} are not one of float32, bfloat16 and float16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from ropewalk.rotation.backends.request import AttentionRegion, AttentionRequest
 
 name = "reference"
 kernels = False
-most_regions = 1 << 30
+most_regions = sys.maxsize
 
 
 def reasons_not_to(x: Tensor) -> list[str]:
@@ -81,7 +82,7 @@ def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> li
     None for anything else than one token of plain tensors with whole, half-split heads and without gradients.
     """
     q, k, sizes, heads = xs[0], xs[-1], xs[0].shape, -3 if turn.layout == "bhsd" else -2
-    if is_compiling() or not q.numel() or q.numel() != sizes[-1] * sizes[heads] or cos.ndim == len(sizes):
+    if is_compiling() or q.numel() != sizes[-1] * sizes[heads] or cos.numel() != cos.shape[-1]:
         return None
     if turn.interleaved or 2 * cos.shape[-1] != sizes[-1]:
         return None
@@ -96,8 +97,7 @@ def _one_token(xs: Sequence[Tensor], cos: Tensor, sin: Tensor, turn: Turn) -> li
         cos, sin = cos * turn.scale, sin * turn.scale
     cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, -sin) if turn.inverse else (-sin, sin), -1)
     both = q if len(xs) == 1 else torch.cat((q, k), heads)
-    wide = both if both.dtype == compute else both.to(compute)
-    new = torch.addcmul(wide * cos, wide.roll(sizes[-1] // 2, -1), sin)
+    new = torch.addcmul(both * cos, both.roll(sizes[-1] // 2, -1), sin)
     new = new if new.dtype == q.dtype else new.to(q.dtype)
     if len(xs) == 1:
         return [new]
@@ -113,13 +113,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, turn: Turn) -> Tensor:
     pairs = cos.shape[-1]
     a, b = (half.to(compute) for half in pairs_of(x, pairs, turn))
     if turn.inverse:
-        first, second = a * cos + b * sin, b * cos - a * sin
-    else:
-        first, second = a * cos - b * sin, b * cos + a * sin
-    rotated = _joined(first, second, turn).to(x.dtype)
-    last = turn.rotary_offset + 2 * pairs
-    if turn.rotary_offset == 0 and last == x.shape[-1]:
+        sin = -sin
+    rotated = _joined(a * cos - b * sin, b * cos + a * sin, turn).to(x.dtype)
+    if 2 * pairs == x.shape[-1]:
         return rotated
+    last = turn.rotary_offset + 2 * pairs
     return torch.cat((x[..., : turn.rotary_offset], rotated, x[..., last:]), dim=-1)
 
 
@@ -153,7 +151,7 @@ def attend(request: AttentionRequest) -> Tensor:
     """Attend with all scores at once, in float32 (float64 for float64)."""
     q, values = request.regions[0].q, request.values
     groups = q.shape[1] // values.shape[1]
-    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    compute = _compute_dtype(q)
     places = torch.arange(values.shape[2], device=q.device)
     scores = torch.full((), float("-inf"), dtype=compute, device=q.device)
     for region in request.regions:

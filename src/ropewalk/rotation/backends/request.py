@@ -76,7 +76,7 @@ class KeyTurn(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool
-    scale: float = 1.0
+    scale: float
 
 
 class AttentionRegion(NamedTuple):
@@ -105,8 +105,8 @@ class AttentionRequest(NamedTuple):
     regions: tuple[AttentionRegion, ...]
     values: Tensor
     scale: float
-    softcap: float = 0.0
-    sinks: Tensor | None = None
+    softcap: float
+    sinks: Tensor | None
 
 
 @runtime_checkable
@@ -156,17 +156,18 @@ class AttentionBackend(Protocol):
 
 
 def token_strides(x: Tensor, layout: str) -> tuple[int, int, int, int]:
-    """Return strides of batch, token, head and feature of a tensor in `layout`, in elements."""
+    """Return strides of batch (any for thd, which is one), token, head and feature of a tensor, in elements."""
     strides, (token, head) = x.stride(), AXES[layout]
-    return 0 if layout == "thd" else strides[0], strides[token], strides[head], strides[-1]
+    return strides[0], strides[token], strides[head], strides[-1]
+
+
+def steps(x: Tensor) -> tuple[int, ...]:
+    """Return strides of a tensor, in elements; 0 for dimensions of size 1."""
+    return tuple(stride if size > 1 else 0 for stride, size in zip(x.stride(), x.shape, strict=True))
 
 
 def table_strides(table: Tensor, layout: str) -> tuple[int, int, int]:
     """Return strides of batch, token and head of cos or sin, in elements; 0 if one row serves all."""
-    strides, sizes = table.stride(), table.shape
-    if table.ndim == 2:
-        return 0, strides[0], 0
-    if layout == "thd":
-        return 0, strides[0], strides[1] if sizes[1] > 1 else 0
-    batch = strides[0] if sizes[0] > 1 else 0
-    return batch, strides[1], strides[2] if table.ndim == 4 and sizes[2] > 1 else 0
+    rows = steps(table)[:-1]
+    batch, token, head = (*((0,) if len(rows) == 1 or layout == "thd" else ()), *rows, 0)[:3]
+    return batch, token, head

@@ -42,13 +42,11 @@ def rotate(
     q, k, q_out, k_out = xs[0], xs[-1], results[0], results[-1]
     inplace = q_out is q and k_out is k
     key = (
-        turn, len(xs), inplace, sin.shape[-1], q.get_device(), q.dtype, cos.dtype, q.shape, q.stride(),
+        turn, len(xs), inplace, q.get_device(), q.dtype, cos.dtype, q.shape, q.stride(),
         q_out.stride(), k.shape, k.stride(), k_out.stride(), cos.shape, cos.stride(),
     )  # fmt: skip
     plans = _plans()
-    plan = plans.PLANS.get(key)
-    if plan is None:
-        plan = plans.keep(key, plans.rotation_plan(xs, results, cos, sin.shape[-1], turn, inplace))
+    plan = plans.PLANS.get(key) or plans.keep(key, plans.rotation_plan(xs, results, cos, turn, inplace))
     plan(q, k, q_out, k_out, cos, sin)
     return results
 
@@ -64,7 +62,9 @@ def norm_rotate(
     eps = None if norm is None else norm.eps
     key = _key((q, k, cos) if store is None else (q, k, cos, store.keys, *kept), weights, (turn, eps))
     plans = _plans()
-    plan = plans.PLANS.get(key) or plans.keep(key, plans.norm_plan((q, k), outs, cos, turn, eps, store))
+    plan = plans.PLANS.get(key) or plans.keep(
+        key, plans.norm_plan((q, k), outs, cos, turn, eps, store is not None, *kept)
+    )
     plan(q, k, *outs, cos, sin, *weights, *kept)
     return outs
 
@@ -101,4 +101,4 @@ def _plans() -> ModuleType:
 @functools.cache
 def _is_interpreted() -> bool:
     """Return whether TRITON_INTERPRET was set when Triton was imported, and at the first call."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and bool(_plans().is_interpreted(_plans().rotate_kernel))
+    return os.environ.get("TRITON_INTERPRET") == "1" and bool(_plans().INTERPRETED)

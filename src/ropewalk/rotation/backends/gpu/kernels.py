@@ -47,29 +47,28 @@ def features_of(number, SECTION: tl.constexpr, C: tl.constexpr):
     Section 0 is the window. The other features form sections of 2 * block, the last filled by the mask, in the same
     pairs. So every section has the same threads, without an exchange between them.
     """
-    END: tl.constexpr = 2 * C.pairs if SECTION == 0 else C.head_dim - 2 * C.pairs
     if SECTION == 0:
-        feature = C.first + number
-    elif C.first == 0:
-        feature = 2 * C.pairs + number
-    elif C.first + 2 * C.pairs == C.head_dim:
-        feature = number
+        feature, inside = C.first + number, number < 2 * C.pairs
     else:
-        feature = tl.where(number < C.first, number, number + 2 * C.pairs)
-    return feature, number < END
+        number += (SECTION - 1) * 2 * C.block
+        inside = number < C.head_dim - 2 * C.pairs
+        if C.first == 0:
+            feature = 2 * C.pairs + number
+        elif C.first + 2 * C.pairs == C.head_dim:
+            feature = number
+        else:
+            feature = tl.where(number < C.first, number, number + 2 * C.pairs)
+    return feature, inside
 
 
 @triton.jit
 def halves_of(SECTION: tl.constexpr, C: tl.constexpr):
     """Return first and second features of a section's half-split pairs, and whether they are in it, `[1, 1, block]`."""
     BLOCK: tl.constexpr = C.block
-    START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
     WIDTH: tl.constexpr = C.pairs if SECTION == 0 else C.block
     pair = tl.arange(0, BLOCK)[None, None, :]
-    first = START + pair
-    second = first + WIDTH
-    first, first_inside = features_of(first, SECTION, C)
-    second, second_inside = features_of(second, SECTION, C)
+    first, first_inside = features_of(pair, SECTION, C)
+    second, second_inside = features_of(pair + WIDTH, SECTION, C)
     return first, second, first_inside & (pair < WIDTH), second_inside & (pair < WIDTH)
 
 
@@ -78,8 +77,7 @@ def load_pairs(x, rows, stride, mask, SECTION: tl.constexpr, C: tl.constexpr):
     """Load first and second features of each pair of a section, each `[heads, tokens, block]`."""
     BLOCK: tl.constexpr = C.block
     if C.interleaved:
-        START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
-        feature, inside = features_of(START + tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
+        feature, inside = features_of(tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
         both = tl.load(x + rows + feature * stride, mask=mask & inside, other=0.0)
         a, b = tl.split(both.reshape(both.shape[0], both.shape[1], BLOCK, 2))
     else:
@@ -95,8 +93,7 @@ def store_pairs(out, rows, stride, mask, a, b, SECTION: tl.constexpr, C: tl.cons
     BLOCK: tl.constexpr = C.block
     a, b = narrowed(a, out, C), narrowed(b, out, C)
     if C.interleaved:
-        START: tl.constexpr = 0 if SECTION == 0 else (SECTION - 1) * 2 * C.block
-        feature, inside = features_of(START + tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
+        feature, inside = features_of(tl.arange(0, 2 * BLOCK)[None, None, :], SECTION, C)
         both = tl.join(a, b).reshape(a.shape[0], a.shape[1], 2 * BLOCK)
         tl.store(out + rows + feature * stride, both, mask=mask & inside)
     else:
@@ -145,57 +142,6 @@ def angles(cos, sin, rows, mask, cos_scale, sin_scale, C: tl.constexpr):
 
 
 @triton.jit
-def turned(a, b, c, s):
-    """Rotate the pair (a, b) by the angle with this cos and sin."""
-    return a * c - b * s, b * c + a * s
-
-
-@triton.jit
-def rotate_tile(
-    x, out, cos, sin, index, group, length, x_strides, out_strides, table_strides, cos_scale, sin_scale,
-    C: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Load, rotate and write one tile of queries or keys."""
-    batch, heads, tokens, mask = place(index, group, length, C.group, TILE)
-    x_rows = row_offsets(batch, heads, tokens, x_strides, C)
-    out_rows = row_offsets(batch, heads, tokens, out_strides, C)
-    a, b = load_pairs(x, x_rows, x_strides[3], mask, 0, C)
-    rows, inside = table_rows(batch, heads, tokens, mask, length, table_strides, C, TILE)
-    c, s = angles(cos, sin, rows, inside, cos_scale, sin_scale, C)
-    a, b = turned(a.to(C.compute), b.to(C.compute), c, s)
-    store_pairs(out, out_rows, out_strides[3], mask, a, b, 0, C)
-    SECTIONS: tl.constexpr = C.sections
-    for section in tl.static_range(1, SECTIONS):
-        a, b = load_pairs(x, x_rows, x_strides[3], mask, section, C)
-        store_pairs(out, out_rows, out_strides[3], mask, a, b, section, C)
-
-
-@triton.jit(do_not_specialize=["length"])
-def rotate_kernel(
-    q, k, q_out, k_out, cos, sin, length, q_strides, k_strides, q_out_strides, k_out_strides, table_strides,
-    cos_scale: tl.float64, sin_scale: tl.float64, C: tl.constexpr, Q_TILE: tl.constexpr, K_TILE: tl.constexpr,
-):  # fmt: skip
-    """Rotate queries and keys of one call; a call with one tensor has no blocks of keys."""
-    Q_TILES: tl.constexpr = Q_TILE.blocks * (C.group // Q_TILE.tile_tokens)
-    K_TILES: tl.constexpr = K_TILE.blocks * (C.group // K_TILE.tile_tokens)
-    program = tl.program_id(0)
-    index, group = program % (Q_TILES + K_TILES), program // (Q_TILES + K_TILES)
-    if index < Q_TILES:
-        rotate_tile(
-            q, q_out, cos, sin, index, group, length, q_strides, q_out_strides, table_strides, cos_scale, sin_scale,
-            C, Q_TILE,
-        )  # fmt: skip
-    elif K_TILES > 0:
-        rotate_tile(
-            k, k_out, cos, sin, index - Q_TILES, group, length, k_strides, k_out_strides, table_strides, cos_scale,
-            sin_scale, C, K_TILE,
-        )  # fmt: skip
-
-
-# --- after RMSNorm of each head, or with the write into a cache
-
-
-@triton.jit
 def reciprocal_norm(squares, eps, C: tl.constexpr):
     """Return (mean of squares + eps)^(-1/2) of each row, `[heads, tokens, 1]`, from a tile of sums of squares."""
     mean = tl.sum(squares, axis=2, keep_dims=True) / C.head_dim
@@ -223,12 +169,14 @@ def store_values(fresh, values, slot, batch, heads, tokens, mask, fresh_strides,
 
 
 @triton.jit
-def norm_rotate_tile(
+def rotate_tile(
     x, out, cos, sin, weight, index, group, length, x_strides, out_strides, table_strides, cos_scale, sin_scale, eps,
-    slots, fresh, values, slot_strides, fresh_strides, value_strides,
-    STORED: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
+    cached, STORED: tl.constexpr, C: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Norm and rotate a tile of queries or keys; with STORED its rows and the values go to their tokens' slots."""
+    """Rotate a tile of queries or keys, normed or not; with STORED its rows and the values go to their tokens' slots.
+
+    `cached`: slots, new values and their buffer, and the strides of these.
+    """
     batch, heads, tokens, mask = place(index, group, length, C.group, TILE)
     x_rows = row_offsets(batch, heads, tokens, x_strides, C)
     SECTIONS: tl.constexpr = C.sections
@@ -236,7 +184,6 @@ def norm_rotate_tile(
     a, b = a.to(C.compute), b.to(C.compute)
     rows, inside = table_rows(batch, heads, tokens, mask, length, table_strides, C, TILE)
     c, s = angles(cos, sin, rows, inside, cos_scale, sin_scale, C)
-    reciprocal = tl.full([1, 1, 1], 1.0, C.compute)
     if C.normed:
         squares = a * a + b * b
         for section in tl.static_range(1, SECTIONS):
@@ -246,22 +193,43 @@ def norm_rotate_tile(
         reciprocal = reciprocal_norm(squares, eps, C)
         first, second = load_weight(weight, 0, C)
         a, b = a * reciprocal * first, b * reciprocal * second
-    a, b = turned(a, b, c, s)
+    a, b = a * c - b * s, b * c + a * s
     places = tokens
     if STORED:
+        slots, fresh, values, slot_strides, fresh_strides, value_strides = cached
         places = tl.load(slots + batch * slot_strides[0] + tokens * slot_strides[1], mask=tokens < length, other=-1)
         mask = mask & (places >= 0)[None, :, None]
         store_values(fresh, values, places, batch, heads, tokens, mask, fresh_strides, value_strides, C)
-        out_rows = row_offsets(batch, heads, places, out_strides, C)
-    else:
-        out_rows = row_offsets(batch, heads, places, out_strides, C)
+    out_rows = row_offsets(batch, heads, places, out_strides, C)
     store_pairs(out, out_rows, out_strides[3], mask, a, b, 0, C)
     for section in tl.static_range(1, SECTIONS):
-        u, v = load_pairs(x, x_rows, x_strides[3], mask, section, C)  # a second time, from the cache
+        u, v = load_pairs(x, x_rows, x_strides[3], mask, section, C)  # after a norm a second time, from the cache
         if C.normed:
             first, second = load_weight(weight, section, C)
             u, v = u.to(C.compute) * reciprocal * first, v.to(C.compute) * reciprocal * second
         store_pairs(out, out_rows, out_strides[3], mask, u, v, section, C)
+
+
+@triton.jit(do_not_specialize=["length"])
+def rotate_kernel(
+    q, k, q_out, k_out, cos, sin, length, q_strides, k_strides, q_out_strides, k_out_strides, table_strides,
+    cos_scale: tl.float64, sin_scale: tl.float64, C: tl.constexpr, Q_TILE: tl.constexpr, K_TILE: tl.constexpr,
+):  # fmt: skip
+    """Rotate queries and keys of one call; a call with one tensor has no blocks of keys."""
+    Q_TILES: tl.constexpr = Q_TILE.blocks * (C.group // Q_TILE.tile_tokens)
+    K_TILES: tl.constexpr = K_TILE.blocks * (C.group // K_TILE.tile_tokens)
+    program = tl.program_id(0)
+    index, group = program % (Q_TILES + K_TILES), program // (Q_TILES + K_TILES)
+    if index < Q_TILES:
+        rotate_tile(
+            q, q_out, cos, sin, None, index, group, length, q_strides, q_out_strides, table_strides, cos_scale,
+            sin_scale, None, None, False, C, Q_TILE,
+        )  # fmt: skip
+    elif K_TILES:
+        rotate_tile(
+            k, k_out, cos, sin, None, index - Q_TILES, group, length, k_strides, k_out_strides, table_strides,
+            cos_scale, sin_scale, None, None, False, C, K_TILE,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["length"])
@@ -277,14 +245,13 @@ def norm_rotate_kernel(
     program = tl.program_id(0)
     index, group = program % (Q_TILES + K_TILES), program // (Q_TILES + K_TILES)
     if index < Q_TILES:
-        norm_rotate_tile(
+        rotate_tile(
             q, q_out, cos, sin, q_weight, index, group, length, q_strides, q_out_strides, table_strides, cos_scale,
-            sin_scale, eps, slots, fresh, values, slot_strides, fresh_strides, value_strides,
-            False, C, Q_TILE,
+            sin_scale, eps, None, False, C, Q_TILE,
         )  # fmt: skip
     else:
-        norm_rotate_tile(
+        rotate_tile(
             k, k_out, cos, sin, k_weight, index - Q_TILES, group, length, k_strides, k_out_strides, table_strides,
-            cos_scale, sin_scale, eps, slots, fresh, values, slot_strides, fresh_strides, value_strides,
+            cos_scale, sin_scale, eps, (slots, fresh, values, slot_strides, fresh_strides, value_strides),
             C.stored, C, K_TILE,
         )  # fmt: skip

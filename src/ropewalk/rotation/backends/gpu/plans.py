@@ -16,7 +16,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
 from ropewalk.rotation.backends.gpu.kernels import norm_rotate_kernel, rotate_kernel
-from ropewalk.rotation.backends.request import AXES, Store, Turn, table_strides, token_strides
+from ropewalk.rotation.backends.request import AXES, Turn, steps, table_strides, token_strides
 
 
 class Tile(NamedTuple):
@@ -110,137 +110,102 @@ def keep(key: Key, plan: LaunchPlan) -> LaunchPlan:
     return plan
 
 
-def is_interpreted(kernel: object) -> bool:
-    """Return whether Triton was imported with TRITON_INTERPRET=1: then kernels run in numpy, also on CPU tensors."""
-    return isinstance(kernel, InterpretedFunction)
-
+INTERPRETED = isinstance(rotate_kernel, InterpretedFunction)
+"""Whether Triton was imported with TRITON_INTERPRET=1: then kernels run in numpy, also on CPU tensors."""
 
 _FILLED = 0.8  # share of a tile's rows that should hold heads before smaller tiles are tried
 
-Pair = tuple[Tensor, Tensor]
 
-
-def rotation_plan(
-    xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, pairs: int, turn: Turn, inplace: bool
-) -> LaunchPlan:
+def rotation_plan(xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, turn: Turn, inplace: bool) -> LaunchPlan:
     """Plan the rotation of one or two tensors."""
-    return _planned(rotate_kernel, xs, outs, [], cos, pairs, turn, {"sections": 1} if inplace else {}, {})
+    return _planned(rotate_kernel, xs, outs, [], cos, turn, {"sections": 1} if inplace else {}, {})
 
 
-def norm_plan(xs: Pair, outs: Pair, cos: Tensor, turn: Turn, eps: float | None, store: Store | None) -> LaunchPlan:
-    """Plan norm (unless `eps` is None) and rotation of queries and keys, and with `store` the write to its buffers."""
-    values: dict[str, object] = {"eps": 0.0 if eps is None else float(eps)}
-    if store is None:
-        cached, none = [], (0, 0, 0, 0)
-        values |= {"slot_strides": (0, 0), "fresh_strides": none, "value_strides": none}
-    else:
-        cached, slots = [store.fresh, store.values], store.slots
-        values |= {
-            "k_out_strides": token_strides(store.keys, "bhsd"),
-            "value_strides": token_strides(store.values, "bhsd"),
-            "fresh_strides": token_strides(store.fresh, turn.layout),
-            "slot_strides": (slots.stride(0) if len(slots) > 1 else 0, slots.stride(1)),
-        }
-    constants = {"normed": eps is not None, "stored": store is not None}
-    return _planned(norm_rotate_kernel, xs, outs, cached, cos, cos.shape[-1], turn, constants, values)
+def norm_plan(
+    xs: Sequence[Tensor], outs: Sequence[Tensor], cos: Tensor, turn: Turn, eps: float | None, stored: bool,
+    slots: Tensor, fresh: Tensor, values: Tensor,
+) -> LaunchPlan:  # fmt: skip
+    """Plan norm (unless `eps` is None) and rotation of queries and keys; if `stored`, into the buffers of a `Store`."""
+    own: dict[str, object] = {
+        "eps": float(eps or 0),
+        "slot_strides": (steps(slots)[0], slots.stride(1)),
+        "fresh_strides": token_strides(fresh, turn.layout),
+        "value_strides": token_strides(values, "bhsd"),
+    }
+    if stored:
+        own["k_out_strides"] = token_strides(outs[1], "bhsd")
+    constants = {"normed": eps is not None, "stored": stored}
+    return _planned(norm_rotate_kernel, xs, outs, [fresh, values], cos, turn, constants, own)
 
 
 def _planned(
-    kernel: Any, xs: Sequence[Tensor], outs: Sequence[Tensor], cached: Sequence[Tensor], cos: Tensor, pairs: int,
-    turn: Turn, constants: dict[str, Any], values: dict[str, object],
+    kernel: Any, xs: Sequence[Tensor], outs: Sequence[Tensor], cached: Sequence[Tensor], cos: Tensor, turn: Turn,
+    constants: dict[str, Any], own: dict[str, object],
 ) -> LaunchPlan:  # fmt: skip
-    """Plan a launch; `constants` and `values` are the kernel's own."""
-    strides = table_strides(cos, turn.layout)
-    tiles = [_tile(x, pairs, turn) for x in xs]
-    shared = _constants(xs[0], [*xs, *outs, *cached], pairs, strides, tiles, turn)._replace(**constants)
-    every = {
-        "length": _sizes(xs[0], turn.layout)[1],
+    """Plan a launch; `constants` and `own` arguments are the kernel's own."""
+    x, layout, pairs = xs[0], turn.layout, cos.shape[-1]
+    head_dim, strides = x.shape[-1], table_strides(cos, layout)
+    # a power of two that holds the pairs; at least a sixteenth of the head, so that sections are few
+    block = max(_power_of_2(pairs), _power_of_2(head_dim) // 16)
+    warps = 8 if block > 64 else 4  # each thread loads its own angles, without an exchange
+    batch, length = 1 if layout == "thd" else x.shape[0], x.shape[AXES[layout][0]]
+    shared = turn.interleaved and x.dtype == torch.float32  # threads load angles in the order of their use
+    tiles = [_tile(y, layout, block, 32 * warps, shared) for y in xs]
+    group = max(tile.tile_tokens for tile in tiles)
+    between_rows = [step for y in (*xs, *outs, *cached) for step in steps(y)[:-1]]
+    values = {
+        "length": length,
         "table_strides": strides,
         "cos_scale": float(turn.scale),
         "sin_scale": float(-turn.scale if turn.inverse else turn.scale),
-        "q_strides": token_strides(xs[0], turn.layout),
-        "k_strides": token_strides(xs[-1], turn.layout),
-        "q_out_strides": token_strides(outs[0], turn.layout),
-        "k_out_strides": token_strides(outs[-1], turn.layout),
-        "C": shared,
+        "q_strides": token_strides(x, layout),
+        "k_strides": token_strides(xs[-1], layout),
+        "q_out_strides": token_strides(outs[0], layout),
+        "k_out_strides": token_strides(outs[-1], layout),
+        "C": Constants(
+            pairs=pairs,
+            first=turn.rotary_offset,
+            head_dim=head_dim,
+            block=block,
+            block_head=_power_of_2(head_dim),
+            sections=1 + _ceil(head_dim - 2 * pairs, 2 * block),
+            group=group,
+            interleaved=turn.interleaved,
+            of_heads=bool(strides[2]),
+            repeat=not shared,
+            normed=False,
+            stored=False,
+            align=math.gcd(ACCESS, *between_rows),
+            table_align=math.gcd(ACCESS, *strides),
+            compute=tl.float64 if x.dtype == torch.float64 else tl.float32,
+            interpreted=INTERPRETED,
+        )._replace(**constants),
         "Q_TILE": tiles[0],
-        "K_TILE": tiles[1] if len(xs) == 2 else Tile(0, 0, 1, 1),
-        **values,
+        "K_TILE": tiles[1] if len(xs) == 2 else tiles[0]._replace(blocks=0),
+        **own,
     }
-    return LaunchPlan(kernel, _grid(xs[0], tiles, shared.group, turn.layout), every, _num_warps(shared.block))
+    # all programs on the first axis, which may be 2^31 - 1 long
+    programs = sum(tile.blocks * (group // tile.tile_tokens) for tile in tiles)
+    return LaunchPlan(kernel, batch * _ceil(length, group) * programs, values, warps)
 
 
-def _constants(
-    x: Tensor, tensors: Sequence[Tensor], pairs: int, strides: tuple[int, int, int], tiles: Sequence[Tile], turn: Turn
-) -> Constants:
-    head_dim, block = x.shape[-1], _block(pairs, x.shape[-1])
-    between_rows = [s for y in tensors for s, size in zip(y.stride()[:-1], y.shape[:-1], strict=True) if size > 1]
-    return Constants(
-        pairs=pairs,
-        first=turn.rotary_offset,
-        head_dim=head_dim,
-        block=block,
-        block_head=_power_of_2(head_dim),
-        sections=1 + _ceil(head_dim - 2 * pairs, 2 * block),
-        group=max(tile.tile_tokens for tile in tiles),
-        interleaved=turn.interleaved,
-        of_heads=strides[2] != 0,
-        repeat=not _shares_angles(x, turn),
-        normed=True,
-        stored=False,
-        align=math.gcd(16, *between_rows),
-        table_align=math.gcd(16, *strides),
-        compute=tl.float64 if x.dtype == torch.float64 else tl.float32,
-        interpreted=is_interpreted(rotate_kernel),
-    )
-
-
-def _block(pairs: int, head_dim: int) -> int:
-    """Return a power of two that holds the pairs; at least a sixteenth of the head, so that sections are few."""
-    return max(_power_of_2(pairs), _power_of_2(head_dim) // 16)
-
-
-def _num_warps(block: int) -> int:
-    """Return the number of warps with which each thread loads its own angles, without an exchange."""
-    return 8 if block > 64 else 4
-
-
-def _shares_angles(x: Tensor, turn: Turn) -> bool:
-    """Return whether threads load angles in the order of their use: for interleaved float32."""
-    return turn.interleaved and x.element_size() == 4
-
-
-def _tile(x: Tensor, pairs: int, turn: Turn) -> Tile:
+def _tile(x: Tensor, layout: str, block: int, threads: int, shared: bool) -> Tile:
     """Choose a tile: first heads, then tokens.
 
     A tile has enough rows for each thread to access 16 bytes twice in both halves of its pairs. If the
     stride of heads exceeds that of tokens, it has at least 8 tokens.
     """
-    block = _block(pairs, x.shape[-1])
-    threads = 32 * _num_warps(block)
     rows = max(1, 2 * threads * (ACCESS // x.element_size()) // block)
-    _, length = _sizes(x, turn.layout)
-    _, token, head, _ = token_strides(x, turn.layout)
-    heads, most_tokens = x.shape[AXES[turn.layout][1]], _power_of_2(length)
+    tokens, heads = (x.shape[axis] for axis in AXES[layout])
+    _, token_step, head_step, _ = token_strides(x, layout)
     most = min(rows, _power_of_2(heads))
-    if head > token and length > 1:
+    if head_step > token_step and tokens > 1:
         most = max(1, min(most, rows // 8))
     halves = (most >> n for n in range(most.bit_length()))
     best = next(size for size in halves if heads >= _FILLED * size * _ceil(heads, size))
-    if _shares_angles(x, turn) and best < rows:  # enough tokens for two neighbouring angles per thread
-        best = max(1, min(best, rows * block // (2 * threads)))
-    return Tile(heads, max(1, _ceil(heads, best)), best, min(rows // best, most_tokens))
-
-
-def _grid(x: Tensor, tiles: Sequence[Tile], group: int, layout: str) -> int:
-    """Return the programs of a launch, all on the first axis, which may be 2^31 - 1 long."""
-    batch, length = _sizes(x, layout)
-    return batch * _ceil(length, group) * sum(tile.blocks * (group // tile.tile_tokens) for tile in tiles)
-
-
-def _sizes(x: Tensor, layout: str) -> tuple[int, int]:
-    """Return batch and tokens of a tensor; packed tokens are one sequence."""
-    return 1 if layout == "thd" else x.shape[0], x.shape[AXES[layout][0]]
+    if shared and best < rows:  # enough tokens for two neighbouring angles per thread
+        best = min(best, 4)
+    return Tile(heads, max(1, _ceil(heads, best)), best, min(rows // best, _power_of_2(tokens)))
 
 
 def _ceil(count: int, size: int) -> int:
@@ -248,5 +213,5 @@ def _ceil(count: int, size: int) -> int:
 
 
 def _power_of_2(n: int) -> int:
-    """Return the least power of two that is at least `n` (and 1)."""
-    return 1 << max(0, n - 1).bit_length()
+    """Return the least power of two that is at least `n`; 2 for 0."""
+    return 1 << (n - 1).bit_length()
