@@ -8,7 +8,7 @@ DEMO := $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 # The pins also apply to the environment in which pip builds the compiled extension.
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
-.PHONY: engines gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs docs-tables docs-serve dist slow sanitize format clean
+.PHONY: engines gpu vectors web test-web test-node demo test test-rest test-shapes test-all check lint types layers parity bench figures docs-tables dist slow sanitize format clean
 
 demo: $(DEMO)
 	$(BIN)/ropewalk doctor tiny --methods yarn,llama3,dca --report doctor-report
@@ -114,13 +114,6 @@ test-node: web/node_modules/.package-lock.json
 test-web: $(READY) test-node
 	command -v chromium || apt-get install -y chromium
 	$(BIN)/python -m pytest -q -rs tests/figures/test_browser.py tests/figures/test_live_model.py tests/figures/test_explorer.py
-
-# Build the site into build/site. Opened from the folder, it fetches nothing. With --quiet, --strict would count no warning.
-docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-
-docs-serve: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 figures: $(READY)
 	$(BIN)/python scripts/figures.py

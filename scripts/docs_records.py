@@ -2,7 +2,7 @@
 
 A table of a record stands between `<!-- record: NAME -->` and `<!-- /record -->`, a figure of scripts/figures.py in all
 its versions between `<!-- figure: PATH: DESCRIPTION -->` and `<!-- /figure -->`, a still of the explorer's picture
-(scripts/explorer_stills.py), which the site replaces with the picture, in the same way after `picture`.
+(scripts/explorer_stills.py) in the same way after `picture`.
 """
 
 from __future__ import annotations

@@ -54,14 +54,6 @@ def names_table(subpackages: str) -> str:
     return "\n".join(["| name | what it does |", "|---|---|", *rows])
 
 
-def all_names(subpackages: str) -> str:
-    """Return entries of mkdocstrings for these names."""
-    return "\n\n".join(
-        f"::: {thing.__module__}.{thing.__qualname__}\n    options:\n      heading: {name}\n      toc_label: {name}"
-        for name, thing in names_of(subpackages)
-    )
-
-
 def commands() -> str:
     """Return heading, text, usage and options of each command and subcommand."""
     import typer
@@ -85,9 +77,7 @@ def _described(command: Any, name: str, parent: Any, level: int) -> Iterator[str
         shown = [one.get_help_record(context) for one in command.get_params(context) if one.name != "help"]
         if rows := [record for record in shown if record is not None]:  # None: hidden
             lines = [f"| `{what.strip()}` | {_plain(text)} |" for what, text in rows]
-            yield "\n".join(['<div class="stack" markdown>\n', "| | |", "|---|---|", *lines, "\n</div>"]).replace(
-                "`  ", "`"
-            )
+            yield "\n".join(["| | |", "|---|---|", *lines]).replace("`  ", "`")
         for other, inner in getattr(command, "commands", {}).items():
             yield from _described(inner, other, context, level + 1)
 

@@ -6,7 +6,7 @@ Each figure of the lesson is written into docs/figures, or into FOLDER, as an SV
 NAME-narrow-dark.svg: `NAME(**numbers)` draws what `NAME_numbers` of figure_numbers.py
 returns. `comparison` is drawn from benchmarks/results/compare.jsonl.
 
-`front` is the figure of the README and of the site's first page, from the record of the league: how many facts does a
+`front` is the figure of the README, from the record of the league: how many facts does a
 model find, by how far back they were told? It is written into docs/assets/front-*.svg, without a background and with
 text as outlines. The description of each SVG contains every number.
 """

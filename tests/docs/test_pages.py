@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import shlex
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import ropewalk as rw
 from ropewalk.cli.app import main
 from ropewalk.methods import METHODS
 
@@ -47,7 +50,7 @@ def test_blocks_are_short(page):
     assert [line for block in blocks for line in block if len(line) > 100] == []
 
 
-def test_the_site_is_small():
+def test_the_pages_are_few():
     """At most 22,000 words outside code, without the generated page of models, in at most 42 pages."""
     counts = OUTPUTS["words"]()
     assert sum(count for page, count in counts.items() if page not in OUTPUTS["GENERATED"]) <= 22_000
@@ -55,10 +58,43 @@ def test_the_site_is_small():
 
 
 def test_the_lesson_has_its_fourteen_steps():
-    """Numbered without gaps, each in the navigation."""
+    """Numbered without gaps."""
     assert [page.name[:2] for page in LESSON] == [f"{step:02}" for step in range(1, 15)]
-    navigation = (ROOT / "mkdocs.yml").read_text()
-    assert [page.name for page in LESSON if f"lesson/{page.name}" not in navigation] == []
+
+
+def slugs(page):
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    heads = (re.sub(r"\[(.*?)\]\(.*?\)", r"\1", head) for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    """To a file, and to a heading of it; a view of the explorer, to the explorer's page."""
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for address in re.findall(r"(?:\]\(|src=\"|srcset=\")([^)\"\s]+)", text):
+        path, _, anchor = address.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not re.match(r"[a-z]+:", path):
+            assert target.exists(), address
+            assert not anchor or path.endswith("explorer.md") or anchor in slugs(target), address
+
+
+def test_the_reference_has_every_public_name():
+    """On one page, once; each has an example in its docstring."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
+    from docs_reference import names_of
+
+    entries = [entry for names in re.findall(r"<!-- names of: (.*?) -->", pages) for entry in names_of(names)]
+    names = [name for name, _ in entries]
+    assert len(names) == len({*names}) > 70
+    assert {f"rw.{name}" for name in rw.__all__ if not inspect.ismodule(getattr(rw, name))} <= {*names}
+    for module in ("serving", "audit", "attachment", "models", "positions", "rotation", "fused", "figures"):
+        own = import_module(f"ropewalk.{module}")
+        public = {name for name in own.__all__ if callable(getattr(own, name)) and name not in rw.__all__}
+        assert {f"rw.{module}.{name}" for name in public} <= {*names}
+    assert [name for name, thing in entries if ">>>" not in (inspect.getdoc(thing) or "")] == []
 
 
 def pictures_of_the_explorer():
@@ -83,7 +119,7 @@ def test_each_step_has_its_parts(page):
     pictures = re.findall(r"\]\(\.\./explorer\.md#(\w*)(?:&[\w.=-]+)*\)", first)
     assert pictures
     assert set(pictures) <= pictures_of_the_explorer()
-    folded = r'<details markdown="1">\n<summary>Answer</summary>\n\n.+?\n\n</details>\n'
+    folded = r"<details>\n<summary>Answer</summary>\n\n.+?\n\n</details>\n"
     assert len(re.findall(folded, text, re.DOTALL)) == text.count("<details") == text.count("</details>")
     question = text.index("**Predict first.**")
     assert question < text.index("<details") < text.index('```text title="Output"', question)

@@ -1,4 +1,4 @@
-"""The tables that the site draws hold what the records hold, and the records what the pages claim."""
+"""The tables of the pages hold what the records hold, and the records what the pages claim."""
 
 from __future__ import annotations
 

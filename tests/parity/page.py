@@ -27,8 +27,6 @@ Llama 3.1 is `llama`, and Ministral 3 is `ministral3`. Families whose code is st
 InternLM and others) are tested separately, in tests/rope/test_remote_code.py. For a family that is not listed, pass a
 `RopeConfig` of your own.
 
-<div class="filter" markdown>
-
 ## Language models
 
 Each family was built small and with random weights. *Exact* means, under `rw.attach(model)`:
@@ -69,7 +67,7 @@ def page(record: Path, random: Path) -> str:
     runs = json.loads(random.read_text(encoding="utf-8"))["runs"]
     classes = table(["family", "class", "what rotates", ">error of frequencies", ">of rotation"], exact)
     parts = [_causal(content["causal"]), EXACT + classes, REFUSED + table(["family", "class", "reason"], refused)]
-    return head + "\n\n".join([*parts, "</div>", _random(runs)]) + "\n"
+    return head + "\n\n".join([*parts, _random(runs)]) + "\n"
 
 
 def table(heads: list[str], rows: list[list[Any]]) -> str:

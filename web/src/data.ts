@@ -3,10 +3,8 @@ import type { Rule } from "./rope.ts";
 /** The data that Python writes into the page (src/ropewalk/figures/explorer.py). */
 export interface ExplorerData {
   readonly version: string;
-  /** The only picture of a page that is embedded in another; undefined for all. */
+  /** The only picture, of a page for a still; undefined for all. */
   readonly only?: string;
-  /** The folder of the site's pages, relative to this file; null if there is no site. */
-  readonly site: string | null;
   readonly presets: readonly Preset[];
   readonly methods: readonly Method[];
   readonly encodings: readonly Encoding[];

@@ -22,10 +22,6 @@ const observer = new IntersectionObserver(
 
 const shown = PICTURES.filter(({ id }) => data.only === undefined || id === data.only);
 document.body.classList.toggle("embedded", data.only !== undefined);
-if (data.only !== undefined && parent !== window) {
-  // the page around it gives the frame this height
-  new ResizeObserver(() => parent.postMessage({ ropewalk: document.body.scrollHeight }, "*")).observe(document.body);
-}
 for (const [index, picture] of shown.entries()) {
   contents.append(h("li", {}, h("a", { href: `#${picture.id}` }, picture.title)));
   const section = sectionOf(picture, index + 1);

@@ -149,12 +149,8 @@ def relative_positions(extension: Extension, reach: Reach) -> list[tuple[float, 
     return [(round(d / reach.trained, 5), None if p != p else round(p / reach.trained, 5)) for d, p in pairs]
 
 
-def explorer_data(source: Checkpoint | None = None, *, site: str | None = None) -> dict[str, Any]:
-    """Return everything that the page reads, as JSON values.
-
-    **Arguments:**
-    - `source`: a model; its ropes are the first presets.
-    - `site`: the folder of the documentation's pages relative to the page; None if there is none.
+def explorer_data(source: Checkpoint | None = None) -> dict[str, Any]:
+    """Return everything that the page reads, as JSON values; the ropes of `source`, a model, are the first presets.
 
     >>> sorted(explorer_data())[:2]
     ['encodings', 'heads']
@@ -162,7 +158,6 @@ def explorer_data(source: Checkpoint | None = None, *, site: str | None = None) 
     own = [] if source is None else preset_entries(source, f"{source.name} (opened)", "opened")
     return {
         "version": __version__,
-        "site": site,
         **{name: numbers(name) for name in NUMBERS[1:]},
         "presets": [*own, *numbers("presets")],
         "methods": method_entries(),
@@ -196,7 +191,7 @@ def explorer_page(data: Mapping[str, Any], model: str = "") -> str:
 
 
 def picture_page(name: str) -> str:
-    """Return the page of one picture, for another page to embed; `name`: its id."""
+    """Return the page of one picture, for its still; `name`: its id."""
     data: dict[str, Any] = {"only": name, "opened": {"preset": None}}
     if (key := {"wavelengths": "presets", "pairing": "pairings"}.get(name, name)) in NUMBERS:
         data[key] = numbers(key)
