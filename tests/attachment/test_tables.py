@@ -66,6 +66,8 @@ def test_axes_of_multimodal_positions():
         assert (outputs_of(model, IDS) - before).abs().max() > 0.1
         handle.set_positions(handle.own.with_rope(None))
         assert torch.equal(outputs_of(model, IDS, position_ids=ids), outputs_of(model, IDS))
+        with pytest.raises(RuntimeError, match="expanded size"):  # nor are other axes ignored without a rope
+            outputs_of(model, IDS, position_ids=ids[:2])
 
 
 @torch.no_grad()

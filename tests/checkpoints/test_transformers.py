@@ -76,6 +76,8 @@ def test_what_it_says_of_itself() -> None:
         model.lm_head.weight[0, 0] += 1
     assert reader.digest() != before
     assert Reader(random_model("phi3", rms_norm_eps=1e-3)).digest() != before
+    model.config.vocab_size *= 9  # more than the model has
+    assert Reader(model).parameters == reader.parameters
 
 
 def test_a_model_in_training_is_left_so() -> None:

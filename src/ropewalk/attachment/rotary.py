@@ -174,13 +174,14 @@ class LayerTables:
 
         `seq_len`, `nudge`: as in `Calls`. To read the largest position breaks a compiler's graph.
         """
+        positions = positions_by_axis(position_ids, self.axes)  # also refuses another number of axes
         if self.rope is None:
-            cos = torch.ones(*position_ids.shape[-2:], self.pairs, device=x.device)
+            cos = torch.ones(*positions.shape[: positions.ndim - (self.axes > 1)], self.pairs, device=x.device)
             return self.form.arranged(cos, torch.zeros_like(cos), 1.0, x.dtype)
         rotary, length = RotaryEmbedding(self.rope), None
         if self.rope.needs_seq_len:
             length = int(position_ids.max()) + 1 if seq_len is None else seq_len
-        cos, sin = rotary.cos_sin(positions_by_axis(position_ids, self.axes), length)
+        cos, sin = rotary.cos_sin(positions, length)
         factor = rotary.attention_factor_at(length)
         if nudge:
             random = torch.Generator().manual_seed(0)  # torch's own random state does not change

@@ -199,7 +199,8 @@ class LiveModel:
 
         The second chunk is processed twice, as two branches, if that is possible.
         """
-        ids = ordinary_ids(text_config_of(self.model))[None, :CHECKED].to(self.device)
+        rows = self.model.get_input_embeddings().weight.shape[0]  # a live model may have fewer than its config says
+        ids = ordinary_ids(text_config_of(self.model))[None, :CHECKED].to(self.device) % rows
         whole = self.model(input_ids=ids, use_cache=False, return_dict=True).logits[0].float()
         least, most = float(whole.min()), float(whole.max())
         if not math.isfinite(most - least) or least == most:
