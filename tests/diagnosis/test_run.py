@@ -302,6 +302,9 @@ def test_the_minutes(tmp_path: Path) -> None:
     assert command.startswith("Run: rw.doctor('tiny', ")
     assert "minutes=" in command
     assert not list(tmp_path.glob("**/*.jsonl"))
+    for minutes in (np.array([1.0, 2.0]), np.float32(math.inf)):
+        with pytest.raises(RopeError, match="a finite number above 0"):
+            DoctorSettings(minutes=minutes)
 
 
 @pytest.mark.usefixtures("opened_once")
