@@ -126,6 +126,7 @@ def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
     assert (anywhere.action, anywhere.method, anywhere.engine) == ("extend", "dca", "python")
     assert anywhere.headline.endswith(" tokens, in Python.")
     assert answer.verdict.command.splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
+    assert answer.environment["library"].startswith("transformers")
     assert (anywhere.beside.action, anywhere.beside.engine) == ("keep", None)
     assert anywhere.beside.length < anywhere.length
     assert (vllm.action, vllm.engine, vllm.length) == ("keep", "vllm", anywhere.beside.length)
