@@ -11,7 +11,7 @@ from ropewalk.models.config import DecoderConfig
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.generation import draws_of, sample
 from ropewalk.models.norm import RMSNorm
-from ropewalk.precision import chosen_dtype, slow_dtype
+from ropewalk.precision import chosen_dtype, computing_device, slow_dtype
 from tests.models.forms import ROPE, VOCAB
 from tests.models.material import PretendMPS
 
@@ -83,3 +83,6 @@ def test_auto_is_bfloat16_where_the_processor_has_it(
     assert chosen_dtype("bfloat16", "cpu") == (torch.bfloat16, None)
     assert chosen_dtype("auto", "mps")[0] == torch.float32
     assert not slow_dtype(torch.bfloat16, "cuda")
+    monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a build for CUDA on a machine without a GPU
+    assert computing_device("auto").type == "cpu"

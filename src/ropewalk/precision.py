@@ -84,7 +84,7 @@ def computing_device(device: torch.device | str) -> torch.device:
     device(type='cpu')
     """
     if device == AUTO:
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         torch.zeros(1, device=device).item()  # also refuses "meta", which has no numbers
         return torch.device(device)

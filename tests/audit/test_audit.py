@@ -178,6 +178,8 @@ def test_the_window_of_a_model_that_is_there() -> None:
     """Read from the model itself: the longest of the layers that rotate; none in one without a config of windows."""
     model = tiny_decoder((ROPE, None, ROPE), num_hidden_layers=3, sliding_window=(8, None, 4))
     assert [each.config.positions.layers_of(None).window for each in (model, tiny_decoder())] == [8, None]
+    of_types = ModelRopes.from_hf({"model_type": "mistral", "sliding_window": 16, **SIZES}).with_rope(ROPE)
+    assert of_types.layers_of(None).window == 16
 
 
 RATIOS = [0, 0, 4, 128, 4, 0]

@@ -29,6 +29,7 @@ from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from tests.cli.doctor_runs import doctor, run_command
 from tests.diagnosis.models import small_diagnosis
+from tests.diagnosis.test_facts import TURN
 from tests.figures.pages import Page
 
 TEXT = [("whale", novel(40_000, 20_000))]
@@ -119,6 +120,7 @@ def test_cells_are_counts_of_the_answers(found: DepthMap) -> None:
 @pytest.mark.parametrize(
     ("kind", "target", "rows", "windows"),
     [
+        ("words of a chat", 1200, 3, {1200: 4, 900: 12, 600: 12}),  # its questions are longer than its facts
         ("words", 8000, 5, {8000: 1, 6000: 2, 4000: 2, 2000: 4}),
         ("numbers", 8000, 5, {8000: 2, 6000: 4, 4000: 4, 2000: 4}),  # of a group in each row
         ("numbers", 600, 3, {600: 4, 450: 12, 300: 12}),  # the shorter ones with a group in one of three rows
@@ -129,14 +131,14 @@ def test_whole_groups_lie_in_one_row(kind: str, target: int, rows: int, windows:
     the first tokens of long texts have some."""
     tokenizer = rw.load("tiny").tokenizer
     assert tokenizer is not None
-    opened: Any = SimpleNamespace(
-        teller=Teller(KINDS[kind], tokenizer.encode, tokenizer.decode), settings=DoctorSettings(seed=3),
-        texts=Text.encode([("whale", novel(40_000, 150_000))], tokenizer), trained=target // 2,
-    )  # fmt: skip
+    (text,) = Text.encode([("whale", TURN * 900 if "chat" in kind else novel(40_000, 150_000))], tokenizer)
+    teller = Teller(KINDS[kind.split()[0]], tokenizer.encode, tokenizer.decode, [text.wording])
+    opened: Any = SimpleNamespace(teller=teller, settings=DoctorSettings(seed=3), texts=[text], trained=target // 2)
     made, beginning, filled = fill(opened, target)
     assert (made, beginning) == (rows, 150 if target == 8000 else 0)
     groups: dict[int, Counter[int]] = {}
-    for window, _ in filled:
+    for window, one in filled:
+        assert window.facts[-1].end <= one.asked_at
         bands = bands_of(window.length, rows, beginning)
         for first in range(0, len(window.facts), GROUP):
             group = window.facts[first : first + GROUP]

@@ -331,6 +331,7 @@ def test_what_counts() -> None:
     assert Mean.of([(np.array([1.0, 0.0, 0.75]), np.array([30.0, 10.0, 8.0]))]) == Mean(0.75, None, None)
     assert Mean.of([(np.ones(4), np.ones(4))]) == Mean(1.0, 1.0, 1.0)
     assert Mean.of([]) is None
+    assert (asked([1, 0, 3, 2])["control"].low, asked([0, 1, 2, 3])["control"].high) == (0.0, 1.0)
     for groups in (1, 2):  # far ones; of one, nothing is said about their variance
         few = [dataclasses.replace(window(), facts=window().facts[: 4 * groups])]
         one = [reading(5.0, [True] * 4 * groups)]

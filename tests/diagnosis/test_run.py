@@ -126,6 +126,7 @@ def test_the_answers_of_two_places(run: DoctorRun, answer: Diagnosis) -> None:
     assert (anywhere.action, anywhere.method, anywhere.engine) == ("extend", "dca", "python")
     assert anywhere.headline.endswith(" tokens, in Python.")
     assert answer.verdict.command.splitlines()[-1] == "rw.attach(model, 'dca', target=512)"
+    assert answer.environment["library"].startswith("transformers")
     assert (anywhere.beside.action, anywhere.beside.engine) == ("keep", None)
     assert anywhere.beside.length < anywhere.length
     assert (vllm.action, vllm.engine, vllm.length) == ("keep", "vllm", anywhere.beside.length)
@@ -302,6 +303,9 @@ def test_the_minutes(tmp_path: Path) -> None:
     assert command.startswith("Run: rw.doctor('tiny', ")
     assert "minutes=" in command
     assert not list(tmp_path.glob("**/*.jsonl"))
+    for minutes in (np.array([1.0, 2.0]), np.float32(math.inf)):
+        with pytest.raises(RopeError, match="a finite number above 0"):
+            DoctorSettings(minutes=minutes)
 
 
 @pytest.mark.usefixtures("opened_once")

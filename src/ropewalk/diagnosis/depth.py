@@ -197,10 +197,11 @@ def fill(opened: Opened, target: int) -> tuple[int, int, list[tuple[MapWindow, F
     target has, and about 16 facts lie in a cell; for each row at most in so many windows as the settings allow.
     """
     teller, texts, settings = opened.teller, opened.texts, opened.settings
-    least = (GROUP + 1) * teller.size + GROUP + FIRST  # tokens of a row in which four facts certainly lie
+    need = (GROUP + 1) * teller.size + GROUP + FIRST  # tokens in which four facts certainly lie
+    least = need + max(0, teller.question - GROUP - FIRST)  # of a row: the questions are at the end of the last one
     lengths = lengths_of(opened.trained, target, 2 * least)
     rows = min(ROWS, lengths[0] // least)
-    beginning = BEGINNING if least <= BEGINNING <= lengths[0] // rows // 2 else 0
+    beginning = BEGINNING if need <= BEGINNING <= lengths[0] // rows // 2 else 0
     filled, told = [], set[tuple[str, str]]()
     for length in reversed(lengths):
         bands, room = bands_of(length, rows, beginning), sum(len(text.tokens) // length for text in texts)

@@ -53,7 +53,7 @@ class DoctorSettings:
             if getattr(self, name) not in known:
                 cure = f"Choose from {', '.join(filter(None, known))}."
                 raise RopeError(f"doctor: unknown {name}.", facts={name: getattr(self, name)}, cure=cure)
-        if self.minutes not in (None, math.inf):
+        if self.minutes is not None and not (isinstance(self.minutes, float) and self.minutes == math.inf):
             check_positive("doctor", minutes=self.minutes)
 
     def changes(self, name: str) -> bool:

@@ -166,7 +166,7 @@ class ModelRopes:
         own = self.rotating[name]
         numbers = tuple(n for n, rope in enumerate(self.ropes) if rope == own) if self.numbered else ()
         windows = {self.sliding_windows[n] for n in numbers}
-        windows = windows or {one.window for one in self.types if one.rope == own}
+        windows = windows or {one.window for one in self.types if one.rope == own} or {self.of_type(name)[1]}
         most = max(filter(None, windows), default=None)
         local = tuple(n for n in numbers if self.sliding_windows[n] is not None)
         window, some = (most, None) if None not in windows else (None, (most, local) if most else None)
