@@ -29,7 +29,7 @@ from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import open_reader
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import GROUP, KINDS, Found, Teller
-from ropewalk.diagnosis.plan import LOOKS
+from ropewalk.diagnosis.schedule import LOOKS
 
 RUNS = 2000
 STRETCHES, STRETCH = 30, 34_000  # of Moby-Dick, characters

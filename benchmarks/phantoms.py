@@ -32,8 +32,8 @@ from records import concluded, environment, essentials, excerpt, look_of, parsed
 from ropewalk.atomic_io import write_json
 from ropewalk.checkpoints.opening import load_live
 from ropewalk.checkpoints.sources import find
-from ropewalk.diagnosis.plan import CROP, WindowReading, at_once, read_job
 from ropewalk.diagnosis.run import prepare
+from ropewalk.diagnosis.schedule import CROP, WindowReading, at_once, read_job
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.ledger import Ledger
 from ropewalk.precision import chosen_dtype
@@ -89,22 +89,22 @@ def read(name: str, model: Any, tokenizer: Any, text: tuple[str, str], window: i
         seed=seed, minutes=math.inf,
     )  # fmt: skip
     run = prepare((model, tokenizer), settings, progress=False)
-    assert all(fact.start >= SINKS[name] for one in run.plan.windows for fact in one.facts)
-    plan = replace(run.plan, positions={
-        one: of if one == CROP else windowed(of, window, SINKS[name]) for one, of in run.plan.positions.items()
+    assert all(fact.start >= SINKS[name] for one in run.schedule.windows for fact in one.facts)
+    schedule = replace(run.schedule, positions={
+        one: of if one == CROP else windowed(of, window, SINKS[name]) for one, of in run.schedule.positions.items()
     })  # fmt: skip
     results = Ledger(None, kind="windows", key="")
-    jobs = plan.due(LOOKS[-1], plan.distinct)
+    jobs = schedule.due(LOOKS[-1], schedule.distinct)
 
     def measure(job: Any, advance: Any) -> None:
-        results.add(f"{job.method}/{job.window}", read_job(run.opened.reader, plan, job, {}, advance))
+        results.add(f"{job.method}/{job.window}", read_job(run.opened.reader, schedule, job, {}, advance))
 
-    at_once(run.opened.reader, jobs, measure, target=plan.design.target)
+    at_once(run.opened.reader, jobs, measure, target=schedule.design.target)
     readings = {
         method: [restored(WindowReading, results[f"{method}/{number}"]) for number in range(LOOKS[-1])]
-        for method in plan.distinct
+        for method in schedule.distinct
     }
-    return {**essentials(plan.windows[: LOOKS[-1]], readings, plan.design), "kind": run.opened.teller.kind.name}
+    return {**essentials(schedule.windows[: LOOKS[-1]], readings, schedule.design), "kind": run.opened.teller.kind.name}
 
 
 def looks(name: str, run: Mapping[str, Any]) -> dict[str, Any]:

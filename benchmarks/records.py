@@ -19,8 +19,8 @@ import torch
 from ropewalk import compiled
 from ropewalk.diagnosis.evidence import Evidence, Half, choice, gather
 from ropewalk.diagnosis.facts import GROUP, PlacedFact, Window
-from ropewalk.diagnosis.plan import Design, WindowReading
 from ropewalk.diagnosis.rules import Decision, decide
+from ropewalk.diagnosis.schedule import Design, WindowReading
 
 Record = dict[str, Any]
 

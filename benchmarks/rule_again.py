@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import special, stats
 
-from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.schedule import Design
 from ropewalk.methods import METHODS
 
 Answer = tuple[str, str | None, int | None, bool]  # action, method, length, settled

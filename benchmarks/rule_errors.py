@@ -29,7 +29,7 @@ from scipy import special
 
 from ropewalk.atomic_io import write_json
 from ropewalk.diagnosis.facts import Layout
-from ropewalk.diagnosis.plan import Design
+from ropewalk.diagnosis.schedule import Design
 from ropewalk.methods import METHODS
 
 SIZE, KNOWS = 12, 0.7  # tokens of a fact, and of a question; the knowledge of near facts

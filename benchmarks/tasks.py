@@ -54,7 +54,7 @@ from ropewalk.checkpoints.opening import open_reader
 from ropewalk.checkpoints.reader import Reader
 from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.facts import GROUP, NUMBERS, WORDS, Encode, Found, Kind, ids_after
-from ropewalk.diagnosis.plan import Design, Plan, make_plan
+from ropewalk.diagnosis.schedule import Design, Schedule, make_schedule
 
 METHODS = ("plain", "pi", "ntk", "yarn", "llama3", "abf", "rerope", "self-extend", "dca")
 QUESTIONS, PERMUTATIONS, BOOTSTRAPS = 96, 20_000, 4_000
@@ -238,14 +238,14 @@ class Subject:
         return open_reader(self.source, name=self.source, dtype=self.dtype, device=torch.device("cpu"))
 
     @cached_property
-    def plan(self) -> Plan:
+    def schedule(self) -> Schedule:
         """Return the positions of all methods."""
         trained = self.reader.trained_length
-        return make_plan(self.reader, Design(trained_length=trained, target=self.target, windows=1), METHODS)
+        return make_schedule(self.reader, Design(trained_length=trained, target=self.target, windows=1), METHODS)
 
     def answers(self, task: str, number: int, method: str, text: str) -> list[list[float]]:
         """Return the log-probabilities of the choices in a window; "control" is plain in one of the trained length."""
-        trained, size, tokenizer = self.plan.design.trained_length, self.size, self.reader.tokenizer
+        trained, size, tokenizer = self.schedule.design.trained_length, self.size, self.reader.tokenizer
         whole = trained if method == "control" else self.target
         length = whole - size.longest
         window = window_of(
@@ -253,7 +253,7 @@ class Subject:
             reach=length - (0 if method == "control" else trained + 2 * size.slack),
         )  # fmt: skip
         found: list[list[float]] = []
-        variant = self.reader.under(self.plan.positions["plain" if method == "control" else method])
+        variant = self.reader.under(self.schedule.positions["plain" if method == "control" else method])
         tokens = len(window.ids)
         ids = torch.tensor([*window.ids, window.ids[0]])  # the last one is not read before the questions
         asking = {tokens: lambda prefix: found.extend(prefix.ask(window.questions))}

@@ -22,9 +22,9 @@ from ropewalk.diagnosis import depth as depth_module
 from ropewalk.diagnosis.depth import DepthMap, MapWindow, bands_of, cell_text, depth_map, fill, read_record
 from ropewalk.diagnosis.facts import GROUP, KINDS, PlacedFact, Teller
 from ropewalk.diagnosis.page import write_report
-from ropewalk.diagnosis.plan import Text
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.run import RunInterrupted
+from ropewalk.diagnosis.schedule import Text
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from tests.cli.doctor_runs import doctor, run_command

@@ -27,9 +27,9 @@ from ropewalk.diagnosis.facts import (
     Wording,
     ids_after,
 )
-from ropewalk.diagnosis.plan import Text
-from ropewalk.diagnosis.prepare import open_model, plan_of
+from ropewalk.diagnosis.prepare import open_model, schedule_of
 from ropewalk.diagnosis.run import prepare
+from ropewalk.diagnosis.schedule import Text
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 
@@ -131,9 +131,9 @@ def test_the_facts_of_runs(tmp_path: Path) -> None:
     def facts_of(part: list[tuple[str, str]], seed: int = 0) -> tuple[list[tuple[str, str]], list[int]]:
         settings = dataclasses.replace(opened.settings, seed=seed)
         texts = Text.encode(part, opened.reader.tokenizer)
-        plan = plan_of(dataclasses.replace(opened, settings=settings, texts=texts), 512, 3)
-        starts = sorted(window.start for window in plan.windows)
-        return [(fact.name, fact.value) for one in plan.filled for fact in one.facts], starts
+        schedule = schedule_of(dataclasses.replace(opened, settings=settings, texts=texts), 512, 3)
+        starts = sorted(window.start for window in schedule.windows)
+        return [(fact.name, fact.value) for one in schedule.filled for fact in one.facts], starts
 
     (one, starts), (same, _), (other, _) = map(facts_of, parts)
     seeded, _ = facts_of(parts[0], seed=1)
@@ -150,9 +150,9 @@ def test_texts_of_several_languages(tmp_path: Path) -> None:
     texts = [("story", STORY[:20_000]), ("Geschichte", TEXTS["german"][0][:20_000])]
     run = prepare("tiny", DoctorSettings(target=1024, text=texts, state=tmp_path), progress=False)
     names = [{*Kind.of(run.opened.teller.kind.name, language).names} for language in ("english", "german")]
-    for window in run.plan.windows:
+    for window in run.schedule.windows:
         assert {fact.name for fact in window.facts} <= names[window.text]
-        assert len(window.facts) == len(run.plan.windows[0].facts)
+        assert len(window.facts) == len(run.schedule.windows[0].facts)
 
 
 def test_names_of_the_text_are_not_used() -> None:

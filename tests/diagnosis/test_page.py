@@ -13,9 +13,9 @@ from matplotlib.colors import to_hex
 
 from ropewalk.diagnosis import page as page_module
 from ropewalk.diagnosis.page import page_of, pictures_of, strip_rows, write_report
-from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis, Verdict
 from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT
+from ropewalk.diagnosis.schedule import PLAIN
 from ropewalk.errors import RopeError
 from ropewalk.figures.report import share_by_distance, strip_text
 from ropewalk.figures.style import RED, WIDE

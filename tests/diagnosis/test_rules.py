@@ -15,8 +15,8 @@ from rule_again import Rule, chance
 
 from ropewalk.diagnosis.evidence import Evidence, Half, Mean, Rival, Standing, gather, groups_of
 from ropewalk.diagnosis.facts import GROUP, Found, PlacedFact, Window
-from ropewalk.diagnosis.plan import Design, WindowReading
 from ropewalk.diagnosis.rules import Decision, decide, fails, fault, headline, reasons, works
+from ropewalk.diagnosis.schedule import Design, WindowReading
 
 TRAINED, TARGET = 1000, 4000
 TO_THE_END = Half(None, 3900, None, 3950)

@@ -29,11 +29,11 @@ from ropewalk.diagnosis import run as run_module
 from ropewalk.diagnosis.evidence import choice
 from ropewalk.diagnosis.facts import Found, Teller
 from ropewalk.diagnosis.page import page_of
-from ropewalk.diagnosis.plan import CROP, PLAIN, Job, Pace, WindowReading, at_once, read_job
 from ropewalk.diagnosis.prepare import CPU_MINUTES, open_model
 from ropewalk.diagnosis.record import Diagnosis, restored
 from ropewalk.diagnosis.rules import Decision
 from ropewalk.diagnosis.run import DoctorRun, RunInterrupted, prepare
+from ropewalk.diagnosis.schedule import CROP, PLAIN, Job, Pace, WindowReading, at_once, read_job
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.progress import SilentProgress
@@ -80,11 +80,11 @@ def test_the_saved_answer_about_tiny_is_reproduced(tmp_path: Path) -> None:
     assert [(text.name, text.contents) for text in run.opened.texts] == [read_text(None)]
     assert run.opened.targets == [1024, 768, 512, 384]  # 1.25 times 256 has no room for facts
     saved = Diagnosis.read(SAVED)
-    for job in run.due(len(saved.windows), run.plan.distinct):
+    for job in run.due(len(saved.windows), run.schedule.distinct):
         one = saved.readings[job.method][job.window]
         run.ledger.add(job.key, dataclasses.asdict(one))
         if job.method in (PLAIN, CROP) and job.window == 2:  # the model, too, computes the same
-            again = read_job(run.opened.reader, run.plan, job, {}, lambda tokens: None)
+            again = read_job(run.opened.reader, run.schedule, job, {}, lambda tokens: None)
             np.testing.assert_allclose(*(np.array(loss, dtype=float) for loss in (again["loss"], one.loss)), atol=1e-3)
             assert [*map(choice, again["answers"])] == [*map(choice, one.answers)]
             assert again["control"].keys() == one.control.keys()
@@ -257,7 +257,7 @@ def test_three_methods_are_compared(
     monkeypatch.setattr(Pace, "seconds", lambda _, jobs: 17.0 * len(jobs))
     settings = DoctorSettings(text=TEXT, target=512, engine=engine, minutes=minutes, state=tmp_path)
     run = prepare("tiny", settings, False, clock=lambda: 0.0)
-    assert run.plan.distinct == (PLAIN, *methods, CROP)
+    assert run.schedule.distinct == (PLAIN, *methods, CROP)
     assert bool(run.notes) == (minutes is not None)
 
 
@@ -269,19 +269,17 @@ def test_the_best_of_many_is_measured_once_more(tmp_path: Path) -> None:
     found = run.measure(False)
     best, many = found.verdict.method, found.evidence.windows
     assert best is not None
-    read, facts = restored(WindowReading, run.ledger[run.plan.key(best, many)]), run.plan.windows[many].facts
+    read, facts = restored(WindowReading, run.ledger[run.schedule.key(best, many)]), run.schedule.windows[many].facts
     right = sum(choice(row) == fact.right for row, fact in zip(read.answers, facts, strict=True) if fact.far)
     far = sum(fact.far for fact in facts)
     assert f"In a fresh window, which had no part in the choice, it finds {right} of {far}." in str(found)
-    assert [sum(run.plan.key(name, at) in run.ledger for name in run.plan.distinct) for at in (many, many + 1)] == [
-        1,
-        0,
-    ]
+    keys = [[run.schedule.key(name, at) for name in run.schedule.distinct] for at in (many, many + 1)]
+    assert [sum(key in run.ledger for key in of) for of in keys] == [1, 0]
     assert len(found.readings[best]) == many
-    del run.ledger[run.plan.key(best, many)]  # a text without a further window
-    design, shown = dataclasses.replace(run.plan.design, windows=many), Lines()
-    plan = dataclasses.replace(run.plan, design=design, filled=run.plan.filled[:many])
-    assert "In a fresh window" not in str(dataclasses.replace(run, plan=plan).measure(shown))
+    del run.ledger[run.schedule.key(best, many)]  # a text without a further window
+    design, shown = dataclasses.replace(run.schedule.design, windows=many), Lines()
+    schedule = dataclasses.replace(run.schedule, design=design, filled=run.schedule.filled[:many])
+    assert "In a fresh window" not in str(dataclasses.replace(run, schedule=schedule).measure(shown))
 
 
 class Lines(SilentProgress):
@@ -319,9 +317,9 @@ def test_what_is_left_after_the_last_look(tmp_path: Path) -> None:
     assert planned("yarn")._next(8, None) == (None, "Other --methods may work.")
     run = planned("all")
     assert run._next(8, None) == (None, "Every method was measured; other texts may decide.")
-    design = dataclasses.replace(run.plan.design, windows=4)
-    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, design=design))
-    thousands = math.ceil(8 * 512 * 60 / len(run.plan.texts[0].tokens))
+    design = dataclasses.replace(run.schedule.design, windows=4)
+    run = dataclasses.replace(run, schedule=dataclasses.replace(run.schedule, design=design))
+    thousands = math.ceil(8 * 512 * 60 / len(run.schedule.texts[0].tokens))
     assert run._next(4, None) == (None, f"More text may decide: about {thousands},000 characters hold 8 windows.")
     command, said = planned("yarn", windows=2)._next(2, None)
     assert said == "More windows of the same text may decide."
@@ -374,7 +372,7 @@ def test_a_text_that_is_too_short_names_what_would_do(tmp_path: Path) -> None:
     encoding = rw.load("tiny").tokenizer
     words = encoding.decode(encoding.encode(novel(40_000, 9_000))[: int(least) + 2])
     run = prepare("tiny", DoctorSettings(text=[("a", words)], state=tmp_path), False)
-    assert 256 < int(least) <= run.plan.design.target < int(least) + 9
+    assert 256 < int(least) <= run.schedule.design.target < int(least) + 9
     run = prepare("tiny", DoctorSettings(text=SHORT, target=1024, methods="dca", state=tmp_path), False)
     assert re.fullmatch(
         r"The text holds 1 window with 16 far facts, too few for most answers; 2 windows need about \d,000 characters.",
@@ -403,7 +401,7 @@ def test_more_windows_keep_the_results_of_few(tmp_path: Path) -> None:
     following = prepare("tiny", dataclasses.replace(settings, windows=None, resume=True), False)
     assert len(following.ledger) == 3
     assert following.looks == (1, 2, 4, 8)
-    assert following.plan.windows[:1] == measured.windows
+    assert following.schedule.windows[:1] == measured.windows
 
 
 def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
@@ -429,7 +427,7 @@ def test_the_first_answer_comes_in_spite_of_the_minutes(tmp_path: Path) -> None:
         f"Out of time after 1 window: {found.verdict.headline}",
     ]
     # the second window takes ten times as long as estimated, so two more would take 400 seconds of the 100 left
-    pace = Pace(20 / Pace(1.0, 0.0).seconds(run.plan.due(1, run.plan.distinct)), 0.0)
+    pace = Pace(20 / Pace(1.0, 0.0).seconds(run.schedule.due(1, run.schedule.distinct)), 0.0)
     for key in [key for key in run.ledger if key.endswith("/1")]:
         del run.ledger[key]
     opened = dataclasses.replace(run.opened, pace=pace, clock=lambda: run.opened.began + 200.0 * (len(run.ledger) == 6))

@@ -18,10 +18,10 @@ from ropewalk.atomic_io import read_json
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, SHARE, Filled, Found, Layout, PlacedFact
-from ropewalk.diagnosis.plan import CROP, Design, Job, answers_of, at_once
-from ropewalk.diagnosis.prepare import Opened, open_model, plan_of
+from ropewalk.diagnosis.prepare import Opened, open_model, schedule_of
 from ropewalk.diagnosis.record import Diagnosis, Measurement, aligned
 from ropewalk.diagnosis.run import RunInterrupted, resumed
+from ropewalk.diagnosis.schedule import CROP, Design, Job, answers_of, at_once
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.figures.style import tokens
 from ropewalk.progress import Progress, duration, say, shown
@@ -247,11 +247,11 @@ def depth_map(
     opened = open_model(model, given, progress)
     reader = opened.reader
     for target in opened.targets:
-        plan = plan_of(opened, target, 1)
-        methods = [name for name in plan.distinct if name != CROP][: None if given.method_names else 2]
+        schedule = schedule_of(opened, target, 1)
+        methods = [name for name in schedule.distinct if name != CROP][: None if given.method_names else 2]
         rows, beginning, windows = fill(opened, target)
         jobs = [
-            Job.of(name, number, plan.key(name, number), len(one.ids), asked=one.asked)
+            Job.of(name, number, schedule.key(name, number), len(one.ids), asked=one.asked)
             for number, (_, one) in enumerate(windows)
             for name in methods
         ]
@@ -263,7 +263,7 @@ def depth_map(
     ledger = opened.ledger(KIND, MAP_FORMAT, [one for _, one in windows], *depends)
 
     def measure(job: Job, advance: Advance) -> None:
-        rows = answers_of(reader.under(plan.positions[job.method]), windows[job.window][1], advance=advance)
+        rows = answers_of(reader.under(schedule.positions[job.method]), windows[job.window][1], advance=advance)
         ledger.add(job.key, {"answers": [[round(value, 4) for value in row] for row in rows]})
 
     with ledger.at_work(), shown("doctor", progress) as display:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ropewalk.diagnosis.facts import CHANCE, GROUP, Found, PlacedFact, Window
-from ropewalk.diagnosis.plan import Design, WindowReading
+from ropewalk.diagnosis.schedule import Design, WindowReading
 from ropewalk.methods import METHODS
 from ropewalk.statistics import t_quantile
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ropewalk.atomic_io import as_path, check_output, write_output
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, Standing
-from ropewalk.diagnosis.plan import PLAIN
 from ropewalk.diagnosis.record import Diagnosis
 from ropewalk.diagnosis.rules import COST_LIMIT, LOSS_LIMIT, rounded
+from ropewalk.diagnosis.schedule import PLAIN
 from ropewalk.figures.report import LossRow, StripRow, draw_bars, draw_map, draw_strip, finding
 from ropewalk.figures.style import NARROW, WIDE, look_of, render
 from ropewalk.imports import need

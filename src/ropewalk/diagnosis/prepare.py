@@ -24,7 +24,18 @@ from ropewalk.checkpoints.sources import find
 from ropewalk.checkpoints.texts import LEAST_BYTES, default_texts, read_text, read_texts
 from ropewalk.diagnosis.evidence import LEVEL, LOOK_CONFIDENCE, groups_of
 from ropewalk.diagnosis.facts import DENSEST, FIRST, GROUP, KINDS, Filled, Found, Layout, Teller, Window
-from ropewalk.diagnosis.plan import CROP, MOST_WINDOWS, PLAIN, Design, Job, Pace, Plan, Text, answers_of, make_plan
+from ropewalk.diagnosis.schedule import (
+    CROP,
+    MOST_WINDOWS,
+    PLAIN,
+    Design,
+    Job,
+    Pace,
+    Schedule,
+    Text,
+    answers_of,
+    make_schedule,
+)
 from ropewalk.diagnosis.settings import CPU_MINUTES, DoctorSettings, listed
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger, cache_folder, fingerprint
@@ -167,8 +178,8 @@ def open_model(
     )  # fmt: skip
 
 
-def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
-    """Return the plan for a target; raise `RopeError` if the texts are too short for it, or a method does not apply.
+def schedule_of(opened: Opened, target: int, most_compared: int) -> Schedule:
+    """Return the schedule for a target; raise `RopeError` if texts are too short for it, or a method does not apply.
 
     - `most_compared`: methods, if none is named.
     """
@@ -184,15 +195,15 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
         usual = default_methods(reader.positions, Reach(trained, target))
         names = [name for name in COMPARED if name in usual or METHODS[name].in_attention]
         names += [name for name in usual if METHODS[name].keeps_own]
-    plan = make_plan(reader, design, names or None)
-    engines = _engines(opened, plan)
-    forms = {name: dataclasses.replace(form, engines=engines[name]) for name, form in plan.methods.items()}
+    schedule = make_schedule(reader, design, names or None)
+    engines = _engines(opened, schedule)
+    forms = {name: dataclasses.replace(form, engines=engines[name]) for name, form in schedule.methods.items()}
     runs = {name: form.runs_in(settings.engine) for name, form in forms.items()}
     if chosen:  # what the engine cannot run is measured only if it is named
-        able = [name for name in names if name in plan.distinct and runs[name] and METHODS[name].extends]
+        able = [name for name in names if name in schedule.distinct and runs[name] and METHODS[name].extends]
         names = [PLAIN, CROP, *able[:most_compared], *(name for name in names if METHODS[name].keeps_own)]
     place = {name: number for number, name in enumerate(names)}
-    kept = [name for name in plan.positions if not chosen or name in place]
+    kept = [name for name in schedule.positions if not chosen or name in place]
     order = sorted(kept, key=lambda x: (x != PLAIN, x == CROP, not runs[x], place.get(x, len(place))))
     layout, told, filled, windows = teller.layout(trained, target), set[tuple[str, str]](), [], []
     for text, start in design.places([len(text.tokens) for text in texts]):
@@ -201,8 +212,8 @@ def plan_of(opened: Opened, target: int, most_compared: int) -> Plan:
         filled.append(teller.fill(layout, body, seed=seed, told=told, wording=of.wording))
         windows.append(_entry(design, of, text, start, filled[-1], opened.vocabulary))
     alone = {name: dataclasses.replace(form, same_as=None) for name, form in forms.items()}
-    return Plan(
-        design=design, positions={name: plan.positions[name] for name in order}, texts=texts,
+    return Schedule(
+        design=design, positions={name: schedule.positions[name] for name in order}, texts=texts,
         methods={name: forms[name] if forms[name].same_as in order else alone[name] for name in order},
         filled=tuple(filled), windows=tuple(windows),
     )  # fmt: skip
@@ -308,17 +319,17 @@ def _found_nearby(reader: Reader, teller: Teller, text: Sequence[int], most: int
     return Found.of(groups, confidence=LOOK_CONFIDENCE)
 
 
-def _engines(opened: Opened, plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Return the engines that can run each method of a plan."""
-    trained, reach = plan.design.trained_length, Reach(plan.design.trained_length, plan.design.target)
+def _engines(opened: Opened, schedule: Schedule) -> dict[str, tuple[str, ...]]:
+    """Return the engines that can run each method of a schedule."""
+    trained, reach = schedule.design.trained_length, Reach(schedule.design.trained_length, schedule.design.target)
     try:
         if isinstance(opened.model, str | Path):
             source = Served.open(opened.model, trained, opened.source)
         else:
             source = Served.of(opened.reader.model.config.to_dict(), trained)
     except RopeError:  # ropewalk's own folders
-        return dict.fromkeys(plan.positions, ())
-    served = {name: PLAIN if name == CROP else name for name in plan.positions}  # the client crops
+        return dict.fromkeys(schedule.positions, ())
+    served = {name: PLAIN if name == CROP else name for name in schedule.positions}  # the client crops
     plans = {name: [serving_plan(source, engine, of, reach) for engine in ENGINES] for name, of in served.items()}
     return {name: tuple(one.engine for one in of if isinstance(one, ServeConfig)) for name, of in plans.items()}
 

@@ -12,8 +12,8 @@ from ropewalk.atomic_io import read_json
 from ropewalk.audit.audit import Audit, answer
 from ropewalk.diagnosis.evidence import Evidence, Standing, choice
 from ropewalk.diagnosis.facts import Window
-from ropewalk.diagnosis.plan import CROP, PLAIN, MethodForm, WindowReading
 from ropewalk.diagnosis.rules import WORDS, Action, fault, works
+from ropewalk.diagnosis.schedule import CROP, PLAIN, MethodForm, WindowReading
 from ropewalk.records import FORMAT, checked, document, restored
 from ropewalk.serving.engines import ENGINES
 from ropewalk.statistics import counted, plus_minus

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ropewalk.diagnosis.evidence import LEVEL, LIKELY, Evidence, Half, Mean, Standing
 from ropewalk.diagnosis.facts import CHANCE, Found
-from ropewalk.diagnosis.plan import PLAIN
+from ropewalk.diagnosis.schedule import PLAIN
 from ropewalk.methods import METHODS
 from ropewalk.statistics import counted
 

@@ -17,10 +17,10 @@ from ropewalk.audit.traps import findings_of
 from ropewalk.checkpoints.reader import Advance
 from ropewalk.diagnosis.evidence import Evidence, choice, gather
 from ropewalk.diagnosis.facts import GROUP
-from ropewalk.diagnosis.plan import CROP, LOOKS, PLAIN, Job, Plan, Text, WindowReading, at_once, read_job
-from ropewalk.diagnosis.prepare import Clock, Opened, open_model, plan_of
+from ropewalk.diagnosis.prepare import Clock, Opened, open_model, schedule_of
 from ropewalk.diagnosis.record import Diagnosis, LookBack, Verdict
 from ropewalk.diagnosis.rules import Decision, decide, fails, headline, methods_of, reasons
+from ropewalk.diagnosis.schedule import CROP, LOOKS, PLAIN, Job, Schedule, Text, WindowReading, at_once, read_job
 from ropewalk.diagnosis.settings import DoctorSettings, TextSource
 from ropewalk.errors import RopeError
 from ropewalk.ledger import Ledger
@@ -118,12 +118,12 @@ def prepare(
     opened = open_model(model, settings, progress, clock)
     fewer = [MOST_COMPARED] if settings.method_names else range(MOST_COMPARED, 0 if settings.target else 1, -1)
     first, *others = [(target, most) for target in opened.targets for most in fewer]
-    asked = chosen = plan_of(opened, *first)
+    asked = chosen = schedule_of(opened, *first)
     for one in others:
         if opened.fits(chosen.first):
             break
         with suppress(RopeError):  # too short for facts
-            chosen = plan_of(opened, *one)
+            chosen = schedule_of(opened, *one)
     seconds = opened.pace.seconds(asked.first)
     if not opened.fits(chosen.first):
         less = " Fewer --methods or a shorter --target take less." if settings.target or settings.methods else ""
@@ -140,12 +140,12 @@ def prepare(
     ledger = opened.ledger(KIND, JOB_FORMAT, chosen.filled, repr(design), repr(opened.teller.kind.name))
     audits = audits_of(opened.source, trained_length=design.trained_length, target=design.target)
     return DoctorRun(
-        opened=opened, plan=chosen, ledger=ledger, notes=tuple(notes), kept=tuple(kept), record=record,
+        opened=opened, schedule=chosen, ledger=ledger, notes=tuple(notes), kept=tuple(kept), record=record,
         inspection=inspection(opened.source.name, audits, findings_of(opened.source)),
     )  # fmt: skip
 
 
-def _short_text(chosen: Plan, texts: Sequence[Text]) -> list[str]:
+def _short_text(chosen: Schedule, texts: Sequence[Text]) -> list[str]:
     """Return a sentence if the text has too few windows for an answer about a method that finds half of the facts."""
     far, windows = sum(fact.far for fact in chosen.filled[0].facts), chosen.design.windows
     if not far or far * windows >= 6 * GROUP:
@@ -182,7 +182,7 @@ class DoctorRun:
     """
 
     opened: Opened
-    plan: Plan
+    schedule: Schedule
     inspection: Mapping[str, Any]
     ledger: Ledger
     notes: tuple[str, ...] = ()
@@ -192,24 +192,24 @@ class DoctorRun:
     @property
     def looks(self) -> tuple[int, ...]:
         """Return the numbers of windows after which the run looks at its evidence."""
-        most = min(self.plan.design.windows, self.opened.settings.windows or LOOKS[-1])
+        most = min(self.schedule.design.windows, self.opened.settings.windows or LOOKS[-1])
         return (*(look for look in LOOKS if look < most), most)
 
     @property
     def cannot(self) -> list[str]:
         """Return the methods that the engine cannot run; Python, if none is named, can run all."""
-        return [name for name, form in self.plan.methods.items() if not form.runs_in(self.opened.settings.engine)]
+        return [name for name, form in self.schedule.methods.items() if not form.runs_in(self.opened.settings.engine)]
 
     def due(self, windows: int, methods: Collection[str]) -> list[Job]:
         """Return the jobs of these methods that are due in the first windows."""
-        return self.plan.due(windows, methods, self.ledger)
+        return self.schedule.due(windows, methods, self.ledger)
 
     def measure(self, progress: Progress | bool | None = None) -> Diagnosis:
         """Measure until the answer stands; `progress` as for `doctor`."""
         with self.ledger.at_work(), shown("doctor", progress) as display:
             for line in (*self.notes, *resumed(self.ledger), self._announcement()):
                 say(display, line)
-            alive, looks = list(self.plan.distinct), list[LookBack]()
+            alive, looks = list(self.schedule.distinct), list[LookBack]()
             try:
                 stopped = self._measure(display, alive, looks)
             except KeyboardInterrupt as stop:
@@ -219,13 +219,13 @@ class DoctorRun:
 
     def _announcement(self) -> str:
         """Return a sentence about the first answer and its estimated time."""
-        jobs = self.due(1, self.plan.distinct)
+        jobs = self.due(1, self.schedule.distinct)
         if not jobs:
             return "All results are already saved."
         return (
             f"The first answer takes about {duration(self.opened.pace.seconds(jobs))}: one window of "
-            f"{self.plan.design.target:,} tokens under {', '.join(self.plan.distinct)}. The run ends when the answer "
-            f"is settled, after at most {counted(self.looks[-1], 'window')}."
+            f"{self.schedule.design.target:,} tokens under {', '.join(self.schedule.distinct)}. The run ends when the "
+            f"answer is settled, after at most {counted(self.looks[-1], 'window')}."
         )
 
     def _measure(self, display: Progress, alive: list[str], looks: list[LookBack]) -> str | None:
@@ -249,7 +249,7 @@ class DoctorRun:
             if done:
                 break
         many = len(methods_of(evidence))
-        if decision.method is not None and many >= MANY and count < self.plan.design.windows:
+        if decision.method is not None and many >= MANY and count < self.schedule.design.windows:
             say(display, f"A fresh window for {decision.method}, the best of {many}.")
             self._read(self.due(count + 1, [decision.method]), display)
         return stopped
@@ -259,27 +259,27 @@ class DoctorRun:
         opened, levels = self.opened, dict[int, float]()
 
         def measure(job: Job, advance: Advance) -> None:
-            self.ledger.add(job.key, read_job(opened.reader, self.plan, job, levels, advance))
+            self.ledger.add(job.key, read_job(opened.reader, self.schedule, job, levels, advance))
 
         at_once(
-            opened.reader, due, measure, target=self.plan.design.target, progress=display,
+            opened.reader, due, measure, target=self.schedule.design.target, progress=display,
             until=lambda: not needed and not opened.fits(()),
         )  # fmt: skip
         return all(job.key in self.ledger for job in due)
 
     def _readings(self, count: int) -> dict[str, tuple[WindowReading, ...]]:
         """Return the readings of the first windows, by method; each has those before its first missing one."""
-        keys = {name: [self.plan.key(name, window) for window in range(count)] for name in self.plan.distinct}
+        keys = {name: [self.schedule.key(name, window) for window in range(count)] for name in self.schedule.distinct}
         read = {name: itertools.takewhile(self.ledger.__contains__, of) for name, of in keys.items()}
         found = {name: tuple(restored(WindowReading, self.ledger[key]) for key in of) for name, of in read.items()}
         return {name: of for name, of in found.items() if of}
 
     def _look(self, count: int) -> tuple[Evidence, Decision, LookBack]:
         """Return the evidence after the first windows, the decision, and the look."""
-        readings, design = self._readings(count), self.plan.design
-        evidence = gather(self.plan.windows[:count], readings, design)
+        readings, design = self._readings(count), self.schedule.design
+        evidence = gather(self.schedule.windows[:count], readings, design)
         decision = self._decide(evidence, self.cannot)
-        python = decision.method is not None and self.plan.methods[decision.method].config is None
+        python = decision.method is not None and self.schedule.methods[decision.method].config is None
         return evidence, decision, LookBack(
             windows=count, seconds=round(sum(one.seconds for of in readings.values() for one in of), 1),
             action=decision.action, method=decision.method, length=decision.length,
@@ -292,14 +292,14 @@ class DoctorRun:
 
     def diagnosis(self, looks: Sequence[LookBack], stopped: str | None) -> Diagnosis:
         """Return the diagnosis of the last look."""
-        plan, opened, count = self.plan, self.opened, looks[-1].windows
+        schedule, design, opened, count = self.schedule, self.schedule.design, self.opened, looks[-1].windows
         evidence, decision, look = self._look(count)
         readings = self._readings(count)
-        methods = {name: form for name, form in plan.methods.items() if (form.same_as or name) in readings}
+        methods = {name: form for name, form in schedule.methods.items() if (form.same_as or name) in readings}
         return Diagnosis(
-            name=opened.reader.name, trained_length=opened.trained, target=plan.design.target, seed=plan.design.seed,
-            kind=opened.teller.kind.name, texts=tuple(text.name for text in plan.texts), blocks=plan.design.blocks,
-            windows=plan.windows[:count], readings=readings, methods=methods, evidence=evidence,
+            name=opened.reader.name, trained_length=opened.trained, target=design.target, seed=design.seed,
+            kind=opened.teller.kind.name, texts=tuple(text.name for text in schedule.texts), blocks=design.blocks,
+            windows=schedule.windows[:count], readings=readings, methods=methods, evidence=evidence,
             verdict=self._verdict(evidence, decision, look, stopped), looks=tuple(looks), inspection=self.inspection,
             scaling=opened.scaling, environment=opened.environment(), notes=self.notes,
         )  # fmt: skip
@@ -311,11 +311,12 @@ class DoctorRun:
             following, in_words = self._others()
         elif decision.action == "undecided" or (stopped is not None and not decision.settled):
             following, in_words = self._next(count, stopped)
-        names = [self.plan.texts[text].name for text in dict.fromkeys(one.text for one in self.plan.windows[:count])]
+        texts, read = self.schedule.texts, dict.fromkeys(one.text for one in self.schedule.windows[:count])
+        names = [texts[text].name for text in read]
         scope = names[0] if len(names) == 1 else counted(len(names), "text")
         main = self._answer(evidence, decision, engine, engine or "Python", self.record)
-        if engine is None and decision.method is not None and not self.plan.methods[decision.method].engines:
-            other = self._decide(evidence, [name for name, form in self.plan.methods.items() if not form.engines])
+        if engine is None and decision.method is not None and not self.schedule.methods[decision.method].engines:
+            other = self._decide(evidence, [name for name, form in self.schedule.methods.items() if not form.engines])
             how = "To decide it for one engine, repeat with --engine NAME." if other.action == "undecided" else None
             beside = self._answer(evidence, other, None, "an engine", next_sentence=how)
         elif engine is not None:
@@ -331,10 +332,10 @@ class DoctorRun:
     def _fresh(self, decision: Decision, evidence: Evidence) -> list[str]:
         """Return what the best of many methods finds in a window that it was not chosen by, as a sentence."""
         method, window = decision.method, evidence.windows
-        if method is None or len(methods_of(evidence)) < MANY or self.plan.key(method, window) not in self.ledger:
+        if method is None or len(methods_of(evidence)) < MANY or self.schedule.key(method, window) not in self.ledger:
             return []
-        answers = restored(WindowReading, self.ledger[self.plan.key(method, window)]).answers
-        facts = self.plan.windows[window].facts
+        answers = restored(WindowReading, self.ledger[self.schedule.key(method, window)]).answers
+        facts = self.schedule.windows[window].facts
         right = [choice(row) == fact.right for row, fact in zip(answers, facts, strict=True) if fact.far]
         return [f"In a fresh window, which had no part in the choice, it finds {sum(right)} of {len(right)}."]
 
@@ -345,13 +346,13 @@ class DoctorRun:
         """Return an answer in words, with the command that applies it. `place`: where the model may run, in words."""
         trained, config, command, python = self.opened.trained, None, None, None
         if decision.method is not None:
-            config = self.plan.methods[decision.method].config
+            config = self.schedule.methods[decision.method].config
             engine = "python" if config is None else engine
             command = self._command(decision.method, decision.length, engine, record)
             lines = self._command(decision.method, decision.length, "python")
             python = None if lines == command else lines
             if config is not None:
-                reach = Reach(trained, self.plan.design.target)
+                reach = Reach(trained, self.schedule.design.target)
                 config = self.opened.reader.config_under(decision.method, reach, decision.length)
         shared = {name: getattr(decision, name) for name in ("action", "method", "length", "equal", "settled")}
         return Verdict(
@@ -363,7 +364,7 @@ class DoctorRun:
 
     def _command(self, method: str, length: int | None, engine: str | None, record: Path | None = None) -> str:
         """Return the shell command, or the lines of Python, that set a method."""
-        opened, target = self.opened, self.plan.design.target
+        opened, target = self.opened, self.schedule.design.target
         if not isinstance(opened.model, str | Path):
             from ropewalk.models.decoder import Decoder
 
@@ -382,11 +383,11 @@ class DoctorRun:
 
     def _next(self, count: int, stopped: str | None) -> tuple[str | None, str | None]:
         """Return the command that would decide, or None, and a sentence."""
-        opened, planned = self.opened, self.plan.design.windows
+        opened, planned = self.opened, self.schedule.design.windows
         again = partial(opened.settings.command, opened.model, kept=self.kept, resume=True)
         if stopped is not None:
             further = next((look for look in self.looks if look > count), self.looks[-1])
-            seconds = opened.spent + opened.pace.seconds(self.due(further, self.plan.distinct))
+            seconds = opened.spent + opened.pace.seconds(self.due(further, self.schedule.distinct))
             minutes = math.ceil(seconds / 60) + 1.0
             if math.isfinite(opened.minutes):
                 minutes = max(minutes, opened.minutes + (stopped == "minutes"))
@@ -395,14 +396,14 @@ class DoctorRun:
             return again(windows=None), "More windows of the same text may decide."
         if planned >= LOOKS[-1]:
             return self._others()
-        characters = Text.characters(self.plan.texts, LOOKS[-1] * self.plan.design.target)
+        characters = Text.characters(self.schedule.texts, LOOKS[-1] * self.schedule.design.target)
         return None, f"More text may decide: about {characters:,} characters hold {LOOKS[-1]} windows."
 
     def _others(self) -> tuple[str | None, str]:
         """Return the command that measures every method, or None, and a sentence."""
         opened, settings = self.opened, self.opened.settings
-        every = chosen_methods([ALL], opened.reader.positions, Reach(opened.trained, self.plan.design.target))
-        if set(every) <= set(self.plan.positions):
+        every = chosen_methods([ALL], opened.reader.positions, Reach(opened.trained, self.schedule.design.target))
+        if set(every) <= set(self.schedule.positions):
             return None, "Every method was measured; other texts may decide."
         command = None if settings.method_names else settings.command(opened.model, kept=self.kept, methods=ALL)
         return command, "Other --methods may work."

@@ -1,4 +1,4 @@
-"""The plan of a measurement: its windows, methods and jobs; how jobs are done, several at a time, and their time."""
+"""The schedule of a measurement: windows, methods and jobs; how jobs are done, several at a time, and their time."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class MethodForm:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Schedule:
     """What is measured for one target: each method, in order, with its positions, and the windows.
 
     - `filled`: the windows of `texts` with their facts. `windows`: the same for the evidence.
@@ -222,7 +222,7 @@ class Plan:
         return [job for job in jobs if job.key not in saved]
 
 
-def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> Plan:
+def make_schedule(reader: Reader, design: Design, methods: Sequence[str] | None) -> Schedule:
     """Plan the measurement: always plain, crop if the target exceeds the trained length, each distinct form once.
 
     Raises `RopeError` if a method is unknown or does not apply.
@@ -243,7 +243,7 @@ def make_plan(reader: Reader, design: Design, methods: Sequence[str] | None) -> 
         form = name if name == CROP else (_angles(positions[name], reach.target), positions[name].extensions)
         first = seen.setdefault(form, name)
         forms[name] = MethodForm(config=config, same_as=None if first == name else first)
-    return Plan(design=design, positions=positions, methods=forms)
+    return Schedule(design=design, positions=positions, methods=forms)
 
 
 def _angles(positions: ModelRopes, seq_len: int) -> object:
@@ -343,19 +343,21 @@ def answers_of(reader: Reader, window: Filled, *, advance: Advance | None = None
     return rows
 
 
-def read_job(reader: Reader, plan: Plan, job: Job, levels: dict[int, float], advance: Advance) -> dict[str, Any]:
+def read_job(
+    reader: Reader, schedule: Schedule, job: Job, levels: dict[int, float], advance: Advance
+) -> dict[str, Any]:
     """Read the window of a job under its method, and return the result for the ledger.
 
     - `levels`: plain's loss within the trained length, by window, as far as it is known.
 
     Raises `RopeError` if a loss is not finite.
     """
-    started, variant = time.perf_counter(), reader.under(plan.positions[job.method])
-    window = plan.filled[job.window]
+    started, variant = time.perf_counter(), reader.under(schedule.positions[job.method])
+    window = schedule.filled[job.window]
     if job.method == CROP:
-        reading = _read_cropped(variant, window, plan.design, job.window, advance)
+        reading = _read_cropped(variant, window, schedule.design, job.window, advance)
     else:
-        reading = _read(variant, window, plan.design, job, levels, advance)
+        reading = _read(variant, window, schedule.design, job, levels, advance)
     return dataclasses.asdict(dataclasses.replace(reading, seconds=round(time.perf_counter() - started, 3)))
 
 

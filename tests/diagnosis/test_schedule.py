@@ -16,8 +16,8 @@ import ropewalk as rw
 from ropewalk.checkpoints.opening import reader_of
 from ropewalk.checkpoints.texts import novel
 from ropewalk.diagnosis.facts import WORDS, Layout, Teller
-from ropewalk.diagnosis.plan import BROKEN, Design, Job, _read, _read_cropped, control_facts
 from ropewalk.diagnosis.prepare import _conclusion, settle_reading
+from ropewalk.diagnosis.schedule import BROKEN, Design, Job, _read, _read_cropped, control_facts
 from ropewalk.diagnosis.settings import DoctorSettings
 from ropewalk.errors import RopeError
 from ropewalk.methods import trained_length_of, unsettled
