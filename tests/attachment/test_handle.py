@@ -221,7 +221,7 @@ def test_a_method_that_no_config_expresses_is_saved_by_its_name(tmp_path, name, 
         read.save_pretrained(tmp_path / "c")
     assert "attached_method" not in (tmp_path / "c" / "config.json").read_text()
     read.config.attached_method["target"] = "many"
-    for wrong in (dict(read.config.attached_method), "dca"):
+    for wrong in (dict(read.config.attached_method), {"method": "dca"}, "dca"):
         read.config.attached_method = wrong
         with pytest.raises(rw.RopeError, match="attach: "):
             rw.attach(read)
