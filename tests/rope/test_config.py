@@ -160,7 +160,7 @@ def test_the_bounds_are_allowed() -> None:
     """The least numbers of each kind, and the greatest."""
     most = 2**31 - 1  # tokens
     assert config(head_dim=2, theta=1.5, max_position_embeddings=most).columns_at() == (1.0,)
-    assert YaRN(1.0, 1, beta_fast=most, beta_slow=most).attention_factor_at(None, None) == 1.0
+    assert YaRN(1.0, 1, beta_fast=float(most), beta_slow=float(most)).attention_factor_at(None, None) == 1.0
     assert LongRoPE((1.0,), (1.0,), 2).attention_factor_at(None, 2) == 1.0
     equal = LongRoPE((1.0,), (1.0,), 2, short_mscale=1.5, long_mscale=1.5)
     assert equal.attention_factor_at(None, None) == 1.5
