@@ -67,7 +67,7 @@ class Text:
 
     @staticmethod
     def characters(texts: Sequence[Text], tokens: int) -> int:
-        """Estimate the number of characters that hold so many tokens of these texts, rounded up to a thousand."""
+        """Estimate how many characters of these texts have this number of tokens, rounded up to a thousand."""
         characters, of = sum(len(text.contents) for text in texts), sum(len(text.tokens) for text in texts)
         return 1000 * math.ceil(tokens * (characters / of if of else 4) / 1000)
 
